@@ -54,7 +54,7 @@ from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.recovered import Recovered
 from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
-from invert.ir import kinds, meshes, traced_form
+from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.size_values import with_size_values
@@ -541,7 +541,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = with_common_scopes(traced_form.merged(strong, within=within), masks)
-    return map_jaxprs(merged, with_size_values)
+    return map_jaxprs(merged, lambda jaxpr: associative_scans.outlined(with_size_values(jaxpr)))
 
 
 # Stands for the scopes of values that layers of a row have in common.

@@ -113,7 +113,7 @@ def _size(closed: AnyJaxpr) -> int:
 
 
 # The primitives that `_live` rewrites rather than only removes.
-_NORMALIZED = frozenset({"while", "gather", dim_as_value_p.name})
+_NORMALIZED = frozenset({"while", "gather", "dynamic_slice", dim_as_value_p.name})
 
 
 def _live(jaxpr: Jaxpr) -> Jaxpr:

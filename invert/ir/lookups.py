@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
@@ -12,6 +12,7 @@ from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
 from invert.ir.jaxprs import map_equations
 from invert.ir.passes import replaced
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
@@ -70,7 +71,8 @@ def with_plain_lookups(jaxpr: Jaxpr) -> Jaxpr:
     whole, and an axis of one row that the next step drops.
     """
     graph = Graph(jaxpr)
-    fewer = {e: made for e in graph.by_primitive.get("gather", ()) if (made := _starts(e, graph))}
+    moving = [e for e in graph.eqns if e.primitive.name in _AXES]
+    fewer = {e: made for e in moving if (made := _starts(e, graph))}
     jaxpr = replaced(jaxpr, fewer.get)
     graph = Graph(jaxpr)
     instead: dict[Eqn, list[Eqn]] = {}
@@ -81,19 +83,23 @@ def with_plain_lookups(jaxpr: Jaxpr) -> Jaxpr:
     return dce(replaced(jaxpr, instead.get)) if fewer or instead else jaxpr
 
 
-def _starts(gather: Eqn, graph: Graph) -> list[Eqn] | None:
-    """A lookup without the starts of axes that are taken whole; `None` if it has none.
+# What a lookup or an update calls the axes of its starts.
+_AXES = {"gather": "start_index_map", "scatter": "scatter_dims_to_operand_dims"}
+
+
+def _starts(eqn: Eqn, graph: Graph) -> list[Eqn] | None:
+    """A lookup or an update without the starts of axes that are taken whole, if it has any.
 
     Every start of such an axis is clipped to zero.
     """
-    table, index = gather.invars
-    numbers, sizes = gather.params["dimension_numbers"], gather.params["slice_sizes"]
+    table, index, *rest = eqn.invars
+    numbers, name = eqn.params["dimension_numbers"], _AXES[eqn.primitive.name]
     joined = graph.producer(index, "concatenate")
     if joined is None or joined.params["dimension"] != len(index.aval.shape) - 1:
         return None
-    axes, columns = numbers.start_index_map, joined.invars
+    axes, columns, sizes = getattr(numbers, name), joined.invars, _window(eqn)
     kept = [k for k, axis in enumerate(axes) if sizes[axis] != table.aval.shape[axis]]
-    if gather.params["mode"] != Mode.CLIP or len(columns) != len(axes):
+    if eqn.params["mode"] != Mode.CLIP or len(columns) != len(axes):
         return None
     if not kept or len(kept) == len(axes):
         return None
@@ -102,9 +108,19 @@ def _starts(gather: Eqn, graph: Graph) -> list[Eqn] | None:
     if len(kept) > 1:
         column = Var(index.aval.update(shape=(*index.aval.shape[:-1], len(kept))))
         steps = [joined.replace(invars=[columns[k] for k in kept], outvars=[column])]
-    numbers = numbers._replace(start_index_map=tuple(axes[k] for k in kept))
-    params = {**gather.params, "dimension_numbers": numbers}
-    return [*steps, gather.replace(invars=[table, column], params=params)]
+    numbers = numbers._replace(**{name: tuple(axes[k] for k in kept)})
+    params = {**eqn.params, "dimension_numbers": numbers}
+    return [*steps, eqn.replace(invars=[table, column, *rest], params=params)]
+
+
+def _window(eqn: Eqn) -> Sequence[DimSize]:
+    """The size of what a lookup takes, or an update changes, along each axis."""
+    if eqn.primitive.name == "gather":
+        return eqn.params["slice_sizes"]
+    numbers = eqn.params["dimension_numbers"]
+    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    sizes = (eqn.invars[2].aval.shape[axis] for axis in numbers.update_window_dims)
+    return [1 if axis in single else next(sizes) for axis in range(len(eqn.invars[0].aval.shape))]
 
 
 def _collapsed(gather: Eqn, squeeze: Eqn) -> Eqn | None:

@@ -1,7 +1,8 @@
-"""Recovers slices at open sizes, which JAX traces to a `gather`.
+"""Recovers slices at open sizes, which JAX traces to a `gather` or a `dynamic_slice`.
 
-JAX does so for `x[: n // 2]` if it cannot prove that the slice is in bounds, and always for
-`x[::2]` of an open size. If the sizes prove that it is in bounds, the equation becomes a `slice`.
+JAX gathers for `x[: n // 2]` if it cannot prove that the slice is in bounds, and always for
+`x[::2]` of an open size; for `x[0]` it slices at a computed place. If the sizes prove that it is in
+bounds, the equation becomes a `slice`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,34 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
     makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
 
     def sliced(eqn: Eqn) -> Sequence[Eqn] | None:
-        return (_sliced(eqn, makers) or _strided(eqn, makers)) if _may_be(eqn) else None
+        if not _may_be(eqn):
+            return None
+        if eqn.primitive.name == "dynamic_slice":
+            return _placed(eqn, makers)
+        return _sliced(eqn, makers) or _strided(eqn, makers)
 
     return replaced(jaxpr, sliced)
 
 
 def _may_be(eqn: Eqn) -> bool:
-    """Return whether an equation gathers from an array with open sizes."""
+    """Return whether an equation gathers from an array with open sizes, or slices it."""
+    if eqn.primitive.name == "dynamic_slice":
+        return any(map(is_open, eqn.invars[0].aval.shape))
     if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) not in (1, 2):
         return False
     sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])
     numbers = eqn.params["dimension_numbers"]
     return any(map(is_open, sizes)) and not numbers.operand_batching_dims
+
+
+def _placed(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
+    """The slice equal to a `dynamic_slice`; `None` if the array may be shorter."""
+    x, *starts = eqn.invars
+    known = [sizes_in(a, makers) for a in starts]
+    places = [n for found in known if found is not None for n in found]
+    if len(places) != len(starts):
+        return None
+    return _cut(eqn, x, places, eqn.params["slice_sizes"], ())
 
 
 def _sliced(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
@@ -49,6 +66,13 @@ def _sliced(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
     places: list[DimSize] = [0] * len(lengths)
     for axis, start in zip(numbers.start_index_map, starts, strict=True):
         places[axis] = start
+    return _cut(eqn, x, places, lengths, numbers.collapsed_slice_dims)
+
+
+def _cut(
+    eqn: Eqn, x: Atom, places: Sequence[DimSize], lengths: Sequence[DimSize], dropped: Sequence[int]
+) -> list[Eqn] | None:
+    """A slice without some axes in place of an equation, if it is in bounds at all sizes."""
     limits = [a + n for a, n in zip(places, lengths, strict=True)]
     for start, limit, size in zip(places, limits, x.aval.shape, strict=True):
         if not (decided("ge", start, 0) and decided("le", limit, size)):
@@ -56,7 +80,6 @@ def _sliced(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
 
     def cut(x: Value) -> Value:
         part = lax.slice(x, places, limits)
-        dropped = numbers.collapsed_slice_dims
         return lax.squeeze(part, dropped) if dropped else part
 
     return in_place_of(eqn, [x], cut)

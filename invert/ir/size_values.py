@@ -68,8 +68,8 @@ def with_size_values(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _taken(eqn: Eqn, producers: Mapping[Atom, Eqn]) -> DimSize | None:
-    """The open size that an equation extracts from an array of sizes, if any."""
-    if eqn.primitive.name not in kinds.DROPS:
+    """The open size that an equation extracts from an array of sizes or adds up, if any."""
+    if eqn.primitive.name not in kinds.DROPS and eqn.primitive.name != "add":
         return None
     (out,) = eqn.outvars
     sizes = sizes_in(out, producers) if not out.aval.shape else None
@@ -97,6 +97,9 @@ def sizes_in(atom: Atom, makers: Mapping[Atom, Eqn]) -> list[DimSize] | None:
         case "concatenate" | "stack":
             parts = [sizes_in(a, makers) for a in eqn.invars]
             return None if None in parts else [n for p in parts for n in p or ()]
+        case "add" if not atom.aval.shape and _holds_sizes(atom.aval.dtype):
+            terms = [sizes_in(a, makers) for a in eqn.invars]
+            return None if None in terms else [sum(n for t in terms for n in t or ())]
         case "slice":
             found = sizes_in(eqn.invars[0], makers)
             (start,), (limit,) = eqn.params["start_indices"], eqn.params["limit_indices"]

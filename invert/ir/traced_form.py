@@ -56,6 +56,7 @@ from invert.ir.jaxprs import (
     with_values,
     without_empty,
 )
+from invert.ir.lookups import with_plain_lookups
 from invert.ir.loops import ScanParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
@@ -143,13 +144,16 @@ def strong(closed: J) -> J:
     return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
 
 
-_NUMBERED = frozenset(("_uniform", "_var", "_std"))
+_NUMBERED = frozenset(
+    ("_uniform", "_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide")
+)
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
     """Convert the scalars of some calls to the dtype of their results.
 
-    These are the bounds of random draws and the degrees of freedom of a variance.
+    These are the bounds of random draws, the degrees of freedom of a variance, the slope of an
+    activation and a divisor.
     """
 
     def typed(eqn: Eqn) -> Eqn:
@@ -211,7 +215,7 @@ def plain(closed: J) -> J:
         return [], [typed(eqn.invars[kept])]
 
     def one(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = _narrow(rewritten(_with_bounds(unwrapped(jaxpr)), plainer))
+        jaxpr = _narrow(with_size_values(rewritten(_with_bounds(unwrapped(jaxpr)), plainer)))
         sliced = with_slices(jaxpr)
         return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
@@ -240,7 +244,9 @@ def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
     """Inline calls of such wrappers, and compute numbers."""
 
     def number(eqn: Eqn) -> Made | None:
-        return ([], [_converted(eqn)]) if _is_number(eqn) else None
+        if _is_number(eqn):
+            return [], [_converted(eqn)]
+        return None if (case := _case(eqn)) is None else ([], [case])
 
     return rewritten(with_inlined(jaxpr, _wrapped), number)
 
@@ -269,6 +275,15 @@ def _is_number(eqn: Eqn) -> bool:
     if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
         return False
     return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
+
+
+def _case(eqn: Eqn) -> Atom | None:
+    """The case that a constant chooses, such as `n - 1` where an index is -1 and a size is open."""
+    if eqn.primitive.name != "select_n" or not isinstance(which := eqn.invars[0], Literal):
+        return None
+    case, (out,) = eqn.invars[1 + int(which.val)] if not which.aval.shape else which, eqn.outvars
+    same = type_of(case) == type_of(out) and is_weak(case) == is_weak(out)
+    return case if same else None
 
 
 def _converted(eqn: Eqn) -> Literal:
@@ -318,7 +333,7 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
 
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
     """As `_composed`, with operands as narrow as possible."""
-    narrow = with_narrow_operands(_composed(jaxpr))
+    narrow = with_plain_lookups(with_narrow_operands(_composed(jaxpr)))
     return _composed(with_kept_axes(with_late_axes(narrow)))
 
 
@@ -352,7 +367,7 @@ def _with_axes_as_such(eqn: Eqn) -> Eqn:
     new = tuple(eqn.params["shape" if adds else "new_sizes"])
     if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
         return eqn
-    if len(new) > len(old) > 0 and (kept := _remaining_axes(new, old)) is not None:
+    if len(new) > len(old) and (kept := _remaining_axes(new, old)) is not None:
         if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
             eqn.params["broadcast_dimensions"]
         ):
@@ -417,7 +432,10 @@ def unchanged(eqn: Eqn) -> int | None:
 
 
 def _returned(eqn: Eqn) -> int | None:
-    """The operand that an identity, such as a copy or `x + 0`, returns."""
+    """The operand that an identity, such as a copy, `x[:]` or `x + 0`, returns."""
+    if eqn.primitive.name == "slice":
+        whole = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+        return 0 if whole and not isinstance(eqn.invars[0], Literal) else None
     if eqn.primitive.name in ("copy", "convert_element_type"):
         return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
     # As JAX traces `arange` of an open length, and `tril`.
@@ -492,6 +510,12 @@ def _typed_operands(eqn: Eqn) -> Eqn:
         types = {a.aval.dtype for a in (*eqn.invars, *eqn.outvars)}
         if len(types) == 1 and eqn.params["preferred_element_type"] is not None:
             eqn = eqn.replace(params={**eqn.params, "preferred_element_type": None})
+    if eqn.params.get("unique_indices") and eqn.primitive.name == "gather":
+        # The only index into an array is unique, and the parameter does not survive lowering.
+        mapped = eqn.params["dimension_numbers"].start_indices_batching_dims
+        sizes = eqn.invars[1].aval.shape[:-1]
+        if math.prod(n for i, n in enumerate(sizes) if i not in mapped) == 1:
+            eqn = eqn.replace(params={**eqn.params, "unique_indices": False})
     fill = eqn.params.get("fill_value")
     if isinstance(fill, float) and fill != fill:
         # One NaN object for all, since parameters are compared and NaN does not equal NaN.

@@ -9,8 +9,9 @@ from jax import lax
 from invert._private.jax import dce
 from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
+from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.known_numbers import with_known_numbers
-from invert.ir.lookups import with_plain_lookups, with_wrapped_positions
+from invert.ir.lookups import with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
@@ -32,7 +33,7 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     as by `jnp.clip`.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
-    narrow = with_narrow_operands(with_plain_lookups(with_wrapped_positions(jaxpr)))
+    narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
     narrow = _without_inverse_transposes(without_neutral(narrow))
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(_with_clips(narrow))
@@ -44,6 +45,12 @@ def _known(eqn: Eqn) -> Eqn:
     eqn = with_plain_sum(eqn)
     if (order := _order_of_axes(eqn)) is not None:
         return eqn.replace(primitive=lax.transpose_p, params={"permutation": order})
+    if (
+        eqn.primitive.name == "reshape"
+        and not eqn.invars[0].aval.shape
+        and eqn.outvars[0].aval.shape
+    ):
+        return broadcast_in_place_of(eqn, eqn.invars[0], eqn.outvars[0], ())
     if eqn.primitive.name != "tile":
         return eqn
     (x,), (out,) = eqn.invars, eqn.outvars

@@ -137,9 +137,13 @@ def test_indices_of_axes_of_open_length(
     [
         (lambda x, i: jax.vmap(lambda k: x[k])(i), (7, 4), 'x.at[i].get(mode="clip")'),
         (lambda x, i: jax.vmap(lambda k: x[k])(i), (7, 2, 3), 'x.at[i].get(mode="clip")'),
-        (lambda x, i: jax.vmap(lambda k: x[:, k])(i), (2, 7, 4), "lax.gather("),
+        (lambda x, i: jax.vmap(lambda k: x[:, k])(i), (2, 7, 4), "jax.vmap(lambda i: x[:, i])(i)"),
         (lambda x, i: jax.vmap(lambda k, j: x[k, :, j])(i, i), (7, 4, 7), "lax.gather("),
-        (lambda x, i: jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, 2))(i), (7, 4), ""),
+        (
+            lambda x, i: jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, 2))(i),
+            (7, 4),
+            "jax.vmap(lambda i: lax.dynamic_slice_in_dim(x, i, 2))(i)",
+        ),
         (lambda x, i: jax.vmap(lambda k: x[:1][k])(i), (7, 4), ""),
     ],
 )
@@ -159,6 +163,104 @@ def test_mapped_lookups_are_indexing(
     np.testing.assert_array_equal(model(x, i), function(x, i))
     one, other = (jax.grad(lambda x, f=f: jnp.vdot(weights, f(x, i)))(x) for f in (model, function))
     np.testing.assert_array_equal(one, other)
+
+
+# Lookups and updates mapped over a batch, and at places counted from the ends of open axes.
+_OF_EACH: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
+    (lambda x, i: jax.vmap(lambda x, i: x[i])(x, i), ("b, n, 6", "b"), "lambda x, i: x[i])(x, i)"),
+    (
+        lambda x, i: jax.vmap(lambda x, i: x[:, i])(x, i),
+        ("b, n, 6", "b, 4"),
+        "jax.vmap(lambda x, i: x[:, i])(x, i)",
+    ),
+    (
+        lambda x, i: jax.vmap(jax.vmap(lambda x, i: x[i]))(x, i),
+        ("b, n, 6", "b, n"),
+        "jax.vmap(jax.vmap(lambda x, i: x[i]))(x, i)",
+    ),
+    (
+        lambda x, i: jax.vmap(lambda x, i: jnp.take(x, i, axis=1))(x, i),
+        ("b, n, 6", "b, 3"),
+        "jax.vmap(lambda x, i: jnp.take(x, i, axis=-1))(x, i)",
+    ),
+    (
+        lambda x, i: jax.vmap(lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, 3, 1))(x, i),
+        ("b, n, 6", "b"),
+        "jax.vmap(lambda x, i: lax.dynamic_slice_in_dim(x, i, 3, 1))(x, i)",
+    ),
+    (
+        lambda x, i, y: jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(x, y, i, 0),
+        ("b, n, 6", "b", "b, 1, 6"),
+        "jax.vmap(lambda x, y, i: lax.dynamic_update_slice_in_dim(x, y, i, 0))(x, y, i)",
+    ),
+    (
+        lambda x, i: jax.vmap(lambda x, i: x.at[i].set(1.0))(x, i),
+        ("b, n, 6", "b"),
+        "jax.vmap(lambda x, i: x.at[i].set(1.0))(x, i)",
+    ),
+    (
+        lambda x, i, y: jax.vmap(lambda x, i, y: x.at[i].add(y))(x, i, y),
+        ("b, n, 6", "b, 2", "b, 2, 6"),
+        "jax.vmap(lambda x, i, y: x.at[i].add(y))(x, i, y)",
+    ),
+    (
+        lambda x, i: jax.vmap(lambda x, i: jax.ops.segment_sum(x, i, 5))(x, i),
+        ("b, n, 6", "b, n"),
+        "jax.vmap(lambda x, i: jax.ops.segment_sum(x, i, num_segments=5))(x, i)",
+    ),
+    (lambda x: x[0] + x[-1], ("n, 6",), "x[0] + x[-1]"),
+    (lambda x: x[3] + x[-2], ("n, 6",), "x[3] + x[-2]"),
+    (lambda x, i: x[i], ("n, 6", ""), "x[i]"),
+    (lambda x, i: x[:, i], ("b, n, 6", ""), "x[:, i]"),
+    (lambda x, i: x[i, :, -2], ("n, 6, b", ""), "x[i, :, -2]"),
+    (lambda x: x.at[-1].set(2.0), ("n, 6",), "x.at[-1].set(2.0)"),
+    (lambda x: x.at[-1].set(x[0]), ("n, 6",), "x.at[-1].set(x[0])"),
+)
+
+
+@pytest.mark.parametrize(("function", "shapes", "text"), _OF_EACH, ids=[c[2] for c in _OF_EACH])
+@pytest.mark.parametrize("fixed", [False, True], ids=["open", "fixed"])
+def test_places_of_each_and_from_the_end_are_indexing(
+    function: Callable[..., Any], shapes: tuple[str, ...], text: str, fixed: bool
+) -> None:
+    """The derivatives too, and of places out of bounds."""
+    scope = jax.export.SymbolicScope()
+    names = function.__code__.co_varnames[: len(shapes)]
+    types = [jnp.int32 if name == "i" else jnp.float32 for name in names]
+
+    def sized(shape: str, b: int, n: int) -> list[int]:
+        return [{"b": b, "n": n}.get(part) or int(part) for part in shape.split(", ") if part]
+
+    specs = [
+        jax.ShapeDtypeStruct(
+            tuple(sized(shape, 3, 5)) if fixed else jax.export.symbolic_shape(shape, scope=scope),
+            dtype,
+        )
+        for shape, dtype in zip(shapes, types, strict=True)
+    ]
+    emission = invert.from_exported(jax.export.export(jax.jit(function))(*specs)).emit()
+    if not fixed or "vmap" in text:
+        assert text in emission.source, emission.source
+    assert "DimensionNumbers" not in emission.source
+    model: Any = emission.model
+    rng = np.random.default_rng(len(text))
+    for b, n in [(3, 5)] if fixed else [(3, 5), (1, 1), (2, 9)]:
+        given = zip(types, (sized(shape, b, n) for shape in shapes), strict=True)
+        args = [
+            jnp.asarray(rng.integers(-8, 12, own) if t == jnp.int32 else rng.normal(size=own), t)
+            for t, own in given
+        ]
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                weights = rng.normal(size=jax.eval_shape(function, *args).shape)
+                weights = weights.astype(np.float32)
+
+                def loss(x: Any, f: Any, rest: Any = args[1:], weights: Any = weights) -> Any:
+                    return jnp.vdot(weights, f(x, *rest))
+
+                np.testing.assert_array_equal(model(*args), function(*args))
+                one, other = (jax.grad(loss)(args[0], f) for f in (model, function))
+                np.testing.assert_array_equal(one, other)
 
 
 def test_layers_take_the_indices_that_they_share_as_they_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import invert
 from invert import EmissionError
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.emission.expressions.proof import Prover
@@ -304,3 +306,49 @@ def test_numbers_of_numpy_are_literals(value: np.generic) -> None:
     assert isinstance(inner, ast.Constant)
     assert type(inner.value) in (int, float, bool)
     assert ast.literal_eval(literal) == value
+
+
+_SPELLED: tuple[tuple[Callable[..., Any], str], ...] = (
+    (lambda x: jax.nn.leaky_relu(x, 0.2), "return jax.nn.leaky_relu(x, 0.2)"),
+    (lambda x: jax.nn.elu(x, 0.5), "return jax.nn.elu(x, 0.5)"),
+    (lambda x: x % 2.0, "return x % 2.0"),
+    (lambda x: x // 3.0, "return x // 3.0"),
+    (lambda x: jnp.tile(x, (1, 2)), "return jnp.tile(x, (1, 2))"),
+    (lambda x: jnp.where(jnp.isnan(x), 0.0, x), "return jnp.where(jnp.isnan(x), 0.0, x)"),
+    (lambda x: x + jnp.eye(4), "return x + jnp.eye(4, dtype=bool)"),
+    (lambda x: x[:, ::-1], "return x[:, ::-1]"),
+    (lambda x: jnp.roll(x, -1, axis=1), "return jnp.roll(x, -1, axis=-1)"),
+    (lambda x: x.at[0, 3].add(3.0), "return x.at[0, 3].add(3.0)"),
+)
+
+
+@pytest.mark.parametrize(("function", "text"), _SPELLED, ids=[t for _, t in _SPELLED])
+@pytest.mark.parametrize("rows", [4, "n"])
+def test_functions_and_operators_by_their_names(
+    function: Callable[..., Any], text: str, rows: int | str
+) -> None:
+    """Equal in values and derivatives too, at numbers that are not finite."""
+    x = jnp.asarray([[0.0, -1.5, 2.0, 3.0], [np.nan, np.inf, -np.inf, -0.0]] * 2, jnp.float32)
+    if rows == "n" and "eye" in text:
+        pytest.skip("of four rows")
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"{rows}, 4"), jnp.float32)
+    emission = invert.from_exported(jax.export.export(jax.jit(function))(spec)).emit(loader=False)
+    assert text in emission.source, emission.source
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(x), jax.jit(function)(x))
+    one, other = (jax.jit(jax.grad(lambda x, f=f: jnp.sum(f(x))))(x) for f in (model, function))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_parts_of_a_second_split_have_a_letter_of_their_own() -> None:
+    def function(x: Any, w: Any) -> Any:
+        a, b = jnp.split(x, 2, axis=-1)
+        s, t = jnp.split(a @ w, 2, axis=-1)
+        return jnp.concatenate([b * jnp.exp(s) + t, a], axis=-1)
+
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 4), (2, 4))]
+    exported = jax.export.export(jax.jit(function))(*specs)
+    source = invert.from_exported(exported).emit(loader=False).source
+    assert "x1, x2 = jnp.split" in source
+    assert "y1, y2 = jnp.split" in source
+    assert "_2" not in source

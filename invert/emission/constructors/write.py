@@ -609,10 +609,9 @@ class _Writing:
         keyed = self.all.keyed(first)
         name = "key" if keyed else "_"
         body = self._new(nodes, lambda: ast.Name("key", ast.Load()))
-        arguments = ast.arguments([], [ast.arg(name)], None, [], [], None, [])
         each = call("jax.random.split", key(), number(count)) if keyed else None
         each = each or call("jnp.arange", number(count))
-        return call(call("eqx.filter_vmap", ast.Lambda(arguments, body)), each)
+        return call(call("eqx.filter_vmap", syntax.lambda_of([name], body)), each)
 
     def _new(self, nodes: Sequence[Node | None], key: Callable[[], ast.expr]) -> ast.expr:
         """A call of a class, which some of the nodes lack."""

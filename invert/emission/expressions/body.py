@@ -61,6 +61,10 @@ _OPERAND, _CALL = 58, 56
 _RESULT = 36
 
 
+# The names of the parts of an array without names: `x1, x2`.
+_LETTERS_OF_PARTS = "xyzuvw"
+
+
 @dataclasses.dataclass
 class Placed:
     """An equation as Python.
@@ -305,9 +309,32 @@ class Body:
                     hints[i] += self._of_given(atoms[0])
             self.names[v] = hints[i]
         if eqn.primitive.name == "split" and len(hints) > 1 and set(hints) == {PLAIN}:
-            hints = [f"x{i + 1}" for i in range(len(hints))]
+            letter = self._letter_of_parts(eqn)
+            hints = [f"{letter}{i + 1}" for i in range(len(hints))]
             self.names.update(zip(eqn.outvars, hints, strict=True))
         return hints
+
+    def _letter_of_parts(self, eqn: Eqn) -> str:
+        """The first letter whose parts, of an earlier split, are not used after this one."""
+        place = self._place_of[id(eqn)]
+        lettered = {
+            self.names[v][:1]
+            for split in self.graph.by_primitive["split"]
+            if self._place_of[id(split)] < place
+            for v in split.outvars
+            if self._is_used_after(v, place) and v in self.names
+        }
+        return next((c for c in _LETTERS_OF_PARTS if c not in lettered), _LETTERS_OF_PARTS[0])
+
+    def _is_used_after(self, v: Var, place: int) -> bool:
+        """Return whether a value, or what a function of it alone makes, is used after a place."""
+        pending = [v]
+        for each in pending:  # which grows
+            users = self.graph.users.get(each, ())
+            if each in self.graph.results or any(self._place_of[id(u)] > place for u in users):
+                return True
+            pending += [o for u in users if len(u.invars) == 1 for o in u.outvars]
+        return False
 
     def _of_given(self, atom: Atom) -> str:
         """`_key` for an argument of that name, or a value in that role."""

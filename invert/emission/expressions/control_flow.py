@@ -28,6 +28,8 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import stem
 from invert.emission.python.nouns import FILLED, says
 from invert.emission.python.syntax import call, number
+from invert.ir import associative_scans
+from invert.ir.associative_scans import AssociativeScan
 from invert.ir.avals import is_differentiable
 from invert.ir.composite import composite_of
 from invert.ir.counted import counted
@@ -166,6 +168,8 @@ def unpacking(numbers: Sequence[int]) -> Pattern:
 
 def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     closed, name = eqn.params["jaxpr"], eqn.params["name"]
+    if (scan := associative_scans.of_call(eqn)) is not None:
+        return _associative_scan(file, body, eqn, scan)
     if (public := _of_library(file, eqn, name)) is not None:
         return Placed(public, hints=[library.noun(name)], flows=True)
     if (copied := _of_package(file, eqn, name)) is not None:
@@ -230,6 +234,25 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     hints = _named(body, parts.init, "carry") + ["ys"] * (outs - carried)
     hints = [names.get(i, h) if i < carried else h for i, h in enumerate(hints)]
     return Placed(expression, False, [function], hints, pattern=pattern)
+
+
+def _associative_scan(file: Writer, body: Body, eqn: Eqn, scan: AssociativeScan) -> Placed:
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    outside = dict(zip(inner.invars, eqn.invars, strict=True))
+    consts, elements = ([outside[v] for v in held] for held in (scan.consts, scan.elements))
+    count = len(elements)
+    parameters = [("left", _arity(count)), ("right", _arity(count))]
+    function = local(file, body, scan.combine, "combine", consts, parameters, packed)
+    keywords: dict[str, ast.expr] = {}
+    if scan.reverse:
+        keywords["reverse"] = number(True)
+    if scan.axis:
+        keywords["axis"] = number(scan.axis)
+    arrays = packed([body.operand(a) for a in elements])
+    expression = call("lax.associative_scan", _reference(function), arrays, **keywords)
+    place = {of: inner.outvars.index(v) for of, v in zip(scan.of, scan.results, strict=True)}
+    pattern = 0 if count == 1 else tuple(place.get(i) for i in range(count))
+    return Placed(expression, False, [function], ["scanned"] * len(place), pattern=pattern)
 
 
 def _arity(count: int) -> int:

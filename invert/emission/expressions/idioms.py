@@ -24,7 +24,7 @@ from invert.emission.expressions.products import (
     subscripts,
 )
 from invert.emission.expressions.proposals import LETTERS, Proposal, Row, axes_index, placeholder
-from invert.emission.expressions.spelling import axis_of
+from invert.emission.expressions.spelling import axis_of, one_axis
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
@@ -294,25 +294,32 @@ def _place(graph: Graph, atom: Atom) -> Iterator[tuple[Atom, dict[str, ast.expr]
     yield atom, {"allow_negative_indices": number(False)}
 
 
+def _fixed_index(graph: Graph, start: Atom, size: DimSize) -> int | None:
+    """An index that is a number, counted from the end if the start is computed from the size."""
+    if isinstance(start, Literal):
+        return int(start.val)
+    maker = _made_of_size(graph, start)
+    left = None if maker is None else maker.params["dim"] - size
+    return None if is_open(left) else left
+
+
 def _element(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`x[i]` or `x[i, j]`, a `dynamic_slice` whose axes of size one are squeezed."""
+    """`x[i]`, `x[1]` or `x[i, -2]`, a `dynamic_slice` whose axes of size one are squeezed."""
     inner = graph.producer(eqn.invars[0], "dynamic_slice")
     if inner is None or not is_var(x := inner.invars[0]):
         return
     starts, axes = inner.invars[1:], eqn.params["dimensions"]
-    if any(isinstance(starts[axis], Literal) for axis in axes):
-        return
-    places = [next(_place(graph, starts[axis]))[0] for axis in axes]
-    variables = list(dict.fromkeys(a for a in (x, *places) if isinstance(a, Var)))
+    fixed = {axis: _fixed_index(graph, starts[axis], x.aval.shape[axis]) for axis in axes}
+    places = {axis: next(_place(graph, starts[axis]))[0] for axis in axes if fixed[axis] is None}
+    variables = list(dict.fromkeys(a for a in (x, *places.values()) if isinstance(a, Var)))
     if len(variables) <= len(LETTERS):
-        order: dict[Atom, int] = {v: i for i, v in enumerate(variables)}
         parts: list[ast.expr] = [ast.Slice() for _ in starts]
-        for axis, place in zip(axes, places, strict=True):
-            parts[axis] = placeholder(order[place])
+        for axis, own in fixed.items():
+            parts[axis] = number(own) if own is not None else _spelled(places[axis], variables)
         parts = indexing.shortened(parts)
         index = syntax.one_or_tuple(parts)
         yield Proposal(syntax.item(placeholder(), index), variables, PLAIN)
-    if len(axes) == 1:
+    if len(axes) == 1 and not isinstance(starts[axes[0]], Literal):
         where = {"axis": number(int(axes[0]))} if axes[0] else {}
         options = {**where, "keepdims": number(False)}
         yield from _moving(graph, "dynamic_index_in_dim", [x], starts[axes[0]], [], options)
@@ -427,6 +434,15 @@ def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         yield Proposal(
             call("jnp.tri", *map(literals.size, sizes), dtype=syntax.name("bool")), (), "mask"
         )
+
+
+def _identity(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.eye(n, dtype=bool)`: whether a row's index is the column's."""
+    shape = eqn.outvars[0].aval.shape
+    if len(shape) == 2 and all(graph.producer(a, "iota", "add") for a in eqn.invars):
+        sizes = shape[:1] if str(shape[0]) == str(shape[1]) else shape
+        eye = call("jnp.eye", *map(literals.size, sizes), dtype=syntax.name("bool"))
+        yield Proposal(eye, (), "identity")
 
 
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -596,31 +612,105 @@ def _place_of(axes: Sequence[int], indices: Sequence[ast.expr]) -> ast.expr:
     return syntax.one_or_tuple(parts)
 
 
+def _mapped(
+    expression: ast.expr, variables: Sequence[Var], batch: int, shared: int = 0
+) -> ast.expr:
+    """`jax.vmap(lambda x, i: x[i])(x, i)`, with a `vmap` for each axis of a batch.
+
+    **Arguments:**
+
+    - `shared`: how many of the variables, the first ones, are the same for all of the batch.
+    """
+    if not batch:
+        return expression
+    names = {"i": iter("ijklm"), "x": iter("xyzuvw")}
+    operands, own, values = [], [], dict[str, ast.expr]()
+    for position, v in list(enumerate(variables))[shared:]:
+        is_index = position > 0 and jnp.issubdtype(v.aval.dtype, jnp.integer)
+        own.append(next(names["i" if is_index else "x"]))
+        operands.append(placeholder(position))
+        values[syntax.tokens_in(operands[-1])[0]] = syntax.name(own[-1])
+    function: ast.expr = syntax.lambda_of(own, syntax.substitute(expression, values))
+    for _ in range(batch):
+        function = call("jax.vmap", function)
+    return call(function, *operands)
+
+
+def _batch(axes: Sequence[int], others: Sequence[int]) -> int | None:
+    """How many axes a gather or scatter is mapped over, if these are the first ones."""
+    count = len(axes)
+    return count if tuple(axes) == tuple(others) == tuple(range(count)) else None
+
+
 def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`table[i]`, `table[i, j]` or `jnp.take(table, i)`, with or without negative indices."""
     table, column = eqn.invars
-    axes = eqn.params["dimension_numbers"].collapsed_slice_dims
-    if isinstance(table, Literal) or eqn.params["dimension_numbers"].start_index_map != axes:
+    numbers = eqn.params["dimension_numbers"]
+    batch = _batch(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
+    starts = numbers.start_index_map
+    if isinstance(table, Literal) or batch is None or numbers.collapsed_slice_dims != starts:
         return
+    axes = tuple(axis - batch for axis in starts)
     mode = _MODES.get(eqn.params["mode"])
     first = axes == (0,) or len(axes) > 1
+    single = batch > 0 and len(column.aval.shape) == batch + 1
     for indices in _indices(graph, column):
         variables = list(dict.fromkeys((table, *indices)))
         if len(indices) != len(axes) or len(variables) > len(LETTERS):
             continue
         own = [placeholder(variables.index(i)) for i in indices]
         place, found = _place_of(axes, own), []
-        if mode is None:
+        if mode is None or single:
             found.append(syntax.item(placeholder(0), place))
-        elif eqn.params["fill_value"] is None:
+        if mode is not None and eqn.params["fill_value"] is None:
             at = syntax.item(syntax.field(placeholder(0), "at"), place)
             found.append(syntax.method(at, "get", mode=number(mode)))
         if len(axes) == 1:
-            axis = {"axis": number(int(axes[0]))}
+            axis = {"axis": one_axis(axes[0], len(table.aval.shape) - batch)}
             modes = [{}] if mode is None else [{}, {"mode": number(mode)}]
             taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
             found = [*found, *taken] if first else [*taken, *found]
-        yield from (Proposal(expression, variables, "rows") for expression in found)
+        for looked_up in found:
+            yield Proposal(_mapped(looked_up, variables, batch), variables, "rows")
+        if not batch and mode == "clip":  # as of a `dynamic_slice` at several places
+            element = syntax.item(placeholder(0), place)
+            each = _mapped(element, variables, len(column.aval.shape) - 1, shared=1)
+            yield Proposal(each, variables, "rows")
+
+
+def _slice_of_each(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jax.vmap(lambda x, i: lax.dynamic_slice_in_dim(x, i, 3))(x, i)`."""
+    x, column = eqn.invars
+    numbers = eqn.params["dimension_numbers"]
+    batch = _batch(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
+    if batch is not None and is_var(x) and not numbers.collapsed_slice_dims:
+        axes = [axis - batch for axis in numbers.start_index_map]
+        sizes = [literals.size(eqn.params["slice_sizes"][axis + batch]) for axis in axes]
+        own = (graph, "dynamic_slice_in_dim", [x], column, axes, sizes)
+        yield from _moving_each(*own, len(column.aval.shape) - 1, shared=int(not batch))
+
+
+def _moving_each(
+    graph: Graph,
+    name: str,
+    arrays: Sequence[Atom],
+    column: Atom,
+    axes: Sequence[int],
+    sizes: Sequence[ast.expr],
+    batch: int,
+    shared: int = 0,
+) -> Iterator[Proposal]:
+    """Mapped calls of a function of `lax` on arrays and a place of each."""
+    if len(axes) != 1 or len(column.aval.shape) != batch + 1 or not batch:
+        return
+    for (place,) in _indices(graph, column):
+        variables = list(dict.fromkeys(a for a in (*arrays, place) if isinstance(a, Var)))
+        operands = [_spelled(a, variables) for a in (*arrays, place)]
+        given = [*sizes, *([number(int(axes[0]))] if axes[0] or not sizes else [])]
+        for keywords in ({}, {"allow_negative_indices": number(False)}):
+            moved = call(f"lax.{name}", *operands, *given, **keywords)
+            mapped = _mapped(moved, variables, batch, shared)
+            yield Proposal(mapped, variables, PLAIN, len(arrays) > 1)
 
 
 # Methods of `x.at[i]`, and functions of segments with a name for what they return.
@@ -637,13 +727,21 @@ _SCATTERS = {
 def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`x.at[i].add(y)`, `x.at[2:4].set(y)` or `jax.ops.segment_sum(y, i, num_segments=10)`."""
     x, column, y = eqn.invars[:3]
-    axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    numbers = eqn.params["dimension_numbers"]
+    batch = _batch(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
+    if batch is None:
+        return
+    starts = numbers.scatter_dims_to_operand_dims
+    axes = tuple(axis - batch for axis in starts)
     flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
     if (mode := _MODES.get(eqn.params["mode"])) == "clip":
         options = [{**given, "mode": number(mode)} for given in options]
+        if batch and is_var(x) and eqn.primitive.name == "scatter":
+            name = "dynamic_update_slice_in_dim"
+            yield from _moving_each(graph, name, [x, y], column, axes, [], batch)
     method, segments, noun = _SCATTERS[eqn.primitive.name]
-    count = {"num_segments": literals.size(x.aval.shape[0])}
+    count = {"num_segments": literals.size(x.aval.shape[batch])}
     at_start = isinstance(_repeated(graph, x), Literal) and axes == (0,) and is_var(y)
     fixed = _fixed_place(eqn, graph)
     wanted = [*_indices(graph, column), *([()] if fixed is not None else [])]
@@ -651,7 +749,8 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if at_start and segments and indices:
             for given in options:
                 sums = call(f"jax.ops.{segments}", placeholder(0), placeholder(1), **count, **given)
-                yield Proposal(sums, (y, indices[0]), noun)
+                variables = [y, indices[0]]
+                yield Proposal(_mapped(sums, variables, batch), variables, noun)
         for value in filter(None, (_repeated(graph, y), y)):
             variables = list(dict.fromkeys(v for v in (x, *indices, value) if isinstance(v, Var)))
             operand = _spelled(value, variables)
@@ -662,24 +761,36 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             place = _place_of(axes, places) if indices or fixed is None else fixed
             at = syntax.item(syntax.field(placeholder(variables.index(x)), "at"), place)
             for given in options:
-                changed = syntax.method(at, method, operand, **given)
+                changed = _mapped(syntax.method(at, method, operand, **given), variables, batch)
                 yield Proposal(changed, variables, PLAIN, True)
 
 
 def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
-    """`2`, `2:4` or `(:, 2:4)`: the part of an axis that a scatter changes."""
+    """`-1`, `(0, 1)`, `2:4` or `(:, 2:4)`: the element or part that a scatter changes."""
     numbers = eqn.params["dimension_numbers"]
-    start = _repeated(graph, eqn.invars[1])
+    x, column = eqn.invars[:2]
     axes = numbers.scatter_dims_to_operand_dims
-    if not isinstance(start, Literal) or len(axes) != 1 or len(eqn.invars[1].aval.shape) != 1:
+    joined = graph.producer(column, "concatenate")
+    columns = [column] if joined is None else joined.invars
+    makers = [graph.producer(a, "broadcast_in_dim", "reshape") for a in columns]
+    if not axes or len(makers) != len(axes) or len(column.aval.shape) != 1:
         return None
-    first = int(start.val)
-    if axes[0] in numbers.inserted_window_dims:
-        return _place_of(axes, [number(first)])
+    starts = [
+        None if made is None else _fixed_index(graph, made.invars[0], x.aval.shape[axis])
+        for made, axis in zip(makers, axes, strict=True)
+    ]
+    known = [start for start in starts if start is not None]
+    if len(known) < len(starts):
+        return None
+    if set(axes) <= set(numbers.inserted_window_dims):
+        return _place_of(axes, [number(start) for start in known])
+    if len(axes) > 1:
+        return None
+    (first,) = known
     if numbers.inserted_window_dims or numbers.operand_batching_dims:
         return None
     count = eqn.invars[2].aval.shape[axes[0]]
-    if is_open(count):
+    if is_open(count) or first < 0:
         return None
     bounds = (first or None, first + count)
     return _place_of(axes, [syntax.slice_of(*(None if n is None else number(n) for n in bounds))])
@@ -701,7 +812,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
     "add": (_logsumexp, _with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
-    "gather": (_lookup,),
+    "gather": (_lookup, _slice_of_each),
     "jit": (fourier.to_length,),
     "min": (_clip,),
     "select_n": (_dropout, _leaky_relu, _where),
@@ -711,11 +822,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             ("lt", "<"),
             ("le", "<="),
             ("gt", ">"),
-            ("eq", "=="),
             ("ne", "!="),
         )
     },
     "ge": (_triangle, _with_size(">=")),
+    "eq": (_identity, _with_size("==")),
     **dict.fromkeys(_SCATTERS, (_scatter,)),
     "squeeze": (attention.attention, _element, _item),
     "dynamic_slice": (_part,),

@@ -19,6 +19,7 @@ from invert.emission.expressions import fourier, helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
+from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, JaxFunction, Literal
 
 # The modules to search for a called function, in order.
@@ -60,6 +61,11 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
         yield call("jax.random.randint", args[0], shape, *args[1:])
         yield call("jax.random.randint", args[0], shape, *args[1:], kind)
         return
+    if name == "_roll_static" and len(args) == 1:
+        yield from _rolls(eqn, args[0])
+        return
+    if name in _SIGNS and len(args) == 2:
+        yield syntax.infix(args[0], _SIGNS[name], args[1])
     if name in _RANDOM:
         shape = literals.shape(eqn.outvars[0].aval.shape)
         dtype = eqn.outvars[0].aval.dtype
@@ -85,6 +91,22 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                     for axis in (*range(len(eqn.invars[0].aval.shape) - 1), -1):
                         yield call(function, *args, axis=number(axis))
                 break
+
+
+# Functions with an operator.
+_SIGNS = {"remainder": "%", "floor_divide": "//"}
+
+
+def _rolls(eqn: Eqn, x: ast.expr) -> Iterator[ast.expr]:
+    """`jnp.roll(x, -1, axis=0)`, by the parts that the called program joins."""
+    joins = [e for e in open_jaxpr(eqn.params["jaxpr"]).eqns if e.primitive.name == "concatenate"]
+    axes = [e.params["dimension"] for e in joins]
+    sizes = [e.outvars[0].aval.shape[axis] for e, axis in zip(joins, axes, strict=True)]
+    shifts = [e.invars[0].aval.shape[axis] for e, axis in zip(joins, axes, strict=True)]
+    if joins and not any(map(is_open, (*sizes, *shifts))):
+        short = [s - n if 2 * s > n else s for s, n in zip(shifts, sizes, strict=True)]
+        shift = syntax.one_or_tuple([number(s) for s in short])
+        yield call("jnp.roll", x, shift, axis=_axes_of(axes, len(eqn.invars[0].aval.shape)))
 
 
 @functools.cache

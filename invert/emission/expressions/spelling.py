@@ -72,6 +72,16 @@ def one_axis(axis: int, rank: int) -> ast.expr:
     return number(-1 if axis == rank - 1 and rank > 1 else axis)
 
 
+def _different(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    if eqn.invars[0] is eqn.invars[1]:
+        yield call("jnp.isnan", args[0])
+    yield infix(args[0], "!=", args[1])
+
+
+def _tile(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    yield call("jnp.tile", args[0], literals.shape(eqn.params["reps"]))
+
+
 def _reduction(name: str) -> Row:
     def row(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
         axis = axis_of(eqn.params["axes"], len(eqn.invars[0].aval.shape))
@@ -287,7 +297,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "shift_right_arithmetic": (_infix(">>"),),
     "shift_right_logical": (_infix(">>", "lax.shift_right_logical"),),
     "eq": (_infix("=="),),
-    "ne": (_infix("!="),),
+    "ne": (_different,),
     "lt": (_infix("<"),),
     "le": (_infix("<="),),
     "gt": (_infix(">"),),
@@ -317,6 +327,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "split": (_split,),
     "pad": (_pad,),
     "stack": (_stack,),
+    "tile": (_tile,),
     "broadcast_in_dim": (indexing.broadcast,),
     "reshape": (indexing.reshape,),
     "squeeze": (indexing.squeeze,),

@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from invert.emission.python import syntax
+
 _numbers = itertools.count()
 
 
@@ -23,16 +25,7 @@ def function_of(
     arguments: list[str], expression: ast.expr, namespace: Mapping[str, object]
 ) -> Callable[..., Any]:
     """The function `lambda arguments: expression`."""
-    node = ast.Lambda(
-        ast.arguments(
-            posonlyargs=[],
-            args=[ast.arg(a) for a in arguments],
-            kwonlyargs=[],
-            kw_defaults=[],
-            defaults=[],
-        ),
-        expression,
-    )
+    node = syntax.lambda_of(arguments, expression)
     code = compile(ast.fix_missing_locations(ast.Expression(node)), "<emission>", "eval")
     # C code may import modules through these globals.
     names = {"__builtins__": builtins, **namespace}

@@ -187,6 +187,11 @@ def function(
     return node
 
 
+def lambda_of(names: Sequence[str], body: ast.expr) -> ast.Lambda:
+    arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
+    return ast.Lambda(arguments, body)
+
+
 def class_of(name: str, bases: Sequence[ast.expr], body: Sequence[ast.stmt]) -> ast.ClassDef:
     """A class definition."""
     node = ast.ClassDef(
