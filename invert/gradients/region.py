@@ -24,11 +24,12 @@ from invert.ir.types import (
     ClosedJaxpr,
     Eqn,
     JaxFunction,
+    Jaxpr,
     Literal,
     Value,
     Var,
 )
-from invert.rewriting.driver import Replacement
+from invert.rewriting.driver import Replacement, replace
 
 
 def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
@@ -136,6 +137,32 @@ class MarkedRegion:
     ) -> list[Value]:
         env: dict[Atom, Value] = dict(zip(self.operands, values, strict=True))
         return list(map(evaluate(eqns, env, on_eqn), atoms))
+
+    def with_instead(
+        self, chosen: Callable[[Eqn], bool], run: Callable[..., Sequence[Value]]
+    ) -> MarkedRegion | None:
+        """The region with `run(eqn, *operands)` instead of some equations, if it has any."""
+
+        def visit(jaxpr: Jaxpr) -> Jaxpr:
+            found = [
+                Replacement(
+                    trace_closed(functools.partial(run, eqn), *(a.aval for a in eqn.invars)),
+                    eqn.invars,
+                    eqn.outvars,
+                    frozenset({eqn}),
+                    eqn,
+                )
+                for eqn in jaxpr.eqns
+                if chosen(eqn)
+            ]
+            return replace(Graph(jaxpr), found) if found else jaxpr
+
+        forward = jaxprs.map_jaxprs(self.forward, visit)
+        if forward is self.forward:
+            return None
+        other = copy.copy(self)
+        other.forward = forward
+        return other
 
     @functools.cached_property
     def clipped(self) -> int:

@@ -42,6 +42,7 @@ from invert.gradients.rules import (
     with_calls,
 )
 from invert.gradients.stop_gradient import with_needed_stops, with_stops
+from invert.gradients.straight_through import with_passed_derivatives
 from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
@@ -219,12 +220,17 @@ class GradientResolver:
     def _adjusted(
         self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
     ) -> Rule | None:
-        """The region with `stop_gradient` or promised bounds where autodiff then agrees."""
+        """A variant of the region whose autodiff agrees, in which derivatives stop or pass."""
         for variant in (region, promised) if region.clipped else (region,):
-            for candidate in with_stops(variant, raw, self.x64):
+            passed = list(with_passed_derivatives(variant))
+            through = "agrees with autodiff, passed straight through roundings"
+            for candidate in passed:
                 if self._is_proved(candidate, raw):
-                    told = "agrees with autodiff, with stop_gradient put back"
-                    return self._plain(candidate, told)
+                    return self._plain(candidate, through)
+            for start, told in [(p, through) for p in passed] + [(variant, "agrees with autodiff")]:
+                for candidate in with_stops(start, raw, self.x64):
+                    if self._is_proved(candidate, raw):
+                        return self._plain(candidate, f"{told}, with stop_gradient put back")
             # After the stops, since each of its candidates is compiled.
             bounded = with_bounds(region, raw, self.x64) if variant is region else None
             if bounded is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
@@ -31,9 +30,7 @@ from invert.gradients.compare import FAILURES, beyond_rounding, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
 from invert.ir.avals import is_differentiable, type_of
-from invert.ir.graph import Graph
 from invert.ir.interpret import bind, evaluate
-from invert.ir.jaxprs import map_jaxprs
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import samples as sizes_of
 from invert.ir.substitution import substitute
@@ -48,7 +45,6 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.rewriting.driver import Replacement, replace
 
 # Each candidate is a run of the gradient.
 _MAX_PLACES = 192
@@ -177,27 +173,7 @@ def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
 
 def with_needed_stops(region: MarkedRegion) -> MarkedRegion | None:
     """The region with `stop_gradient` on operands of primitives without a derivative, if any."""
-
-    def visit(jaxpr: Jaxpr) -> Jaxpr:
-        found = [
-            Replacement(
-                trace_closed(functools.partial(_stopped, eqn), *(a.aval for a in eqn.invars)),
-                eqn.invars,
-                eqn.outvars,
-                frozenset({eqn}),
-                eqn,
-            )
-            for eqn in jaxpr.eqns
-            if _lacks_derivative(eqn)
-        ]
-        return replace(Graph(jaxpr), found) if found else jaxpr
-
-    forward = map_jaxprs(region.forward, visit)
-    if forward is region.forward:
-        return None
-    other = copy.copy(region)
-    other.forward = forward
-    return other
+    return region.with_instead(_lacks_derivative, _stopped)
 
 
 def _lacks_derivative(eqn: Eqn) -> bool:
@@ -208,7 +184,7 @@ def _lacks_derivative(eqn: Eqn) -> bool:
     )
 
 
-def _stopped(eqn: Eqn, *operands: Value) -> list[Value]:
+def _stopped(eqn: Eqn, *operands: Value) -> Sequence[Value]:
     return bind(
         eqn,
         [x if isinstance(a, Literal) else jax.lax.stop_gradient(x)

@@ -87,6 +87,51 @@ def test_stop_gradient_is_put_back() -> None:
     assert "lax.stop_gradient(" in module.emit(loader=False).source
 
 
+@jax.custom_jvp
+def _passed(x: Any) -> Any:
+    return jnp.round(x)
+
+
+_passed.defjvp(lambda x, dx: (_passed(*x), *dx))
+
+
+def _quantized(x: Any) -> Any:
+    """With a scale for each row, which is not differentiated, and one that is a number."""
+    scale = lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127)
+    return _passed(jnp.tanh(_passed(x / scale) * scale @ W) * 7) / 7
+
+
+@pytest.mark.parametrize(
+    ("fn", "more"),
+    [
+        (_quantized, ", with stop_gradient put back"),
+        (lambda x: _passed(jnp.clip(x @ W, -1, 1) * 7), ""),
+        # A rounding of another kind keeps its own derivative.
+        (lambda x: _passed(x @ W) * jnp.floor(x), ""),
+    ],
+    ids=["scale", "clip", "another"],
+)
+def test_roundings_whose_derivative_passes(fn: Callable[[Any], Any], more: str) -> None:
+    module = _converted(fn)
+    assert _judgement(module) == f"{AGREES}, passed straight through roundings{more}"
+    _same_derivatives(module, fn)
+    source = module.emit(loader=False).source
+    assert "def straight_through_round(x):\n    return jnp.round(x)\n" in source
+    assert "recovered(" not in source
+    _same_derivatives(module.model, fn)
+
+
+def test_a_rounding_with_another_derivative_keeps_its_rule() -> None:
+    @jax.custom_jvp
+    def steep(x: Any) -> Any:
+        return jnp.round(x)
+
+    steep.defjvp(lambda x, dx: (steep(*x), 2 * dx[0]))
+    module = _converted(steep)
+    assert "kept as custom_jvp: they differ" in str(module.report)
+    _same_derivatives(module, steep)
+
+
 def test_a_rule_with_integer_results() -> None:
     @jax.custom_jvp
     def rounded(x: Any) -> tuple[Any, Any]:
