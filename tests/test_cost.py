@@ -217,7 +217,7 @@ def test_dead_equations_are_found_without_the_rules_of_jax(
     assert private.dce(live) is live
     assert [e.primitive.name for e in private.dce(plain).eqns] == ["cos"] and not asked
     (loop,) = private.dce(ruled).eqns
-    assert loop.params["num_carry"] == 1 and asked
+    assert private.scan_layout(loop.params)[1] == 1 and asked
 
 
 def test_arguments_that_results_need_are_found_without_a_program(
