@@ -217,6 +217,17 @@ class Constraint:
         """The names of the dimensions in it."""
         return dimensions(self.left) | dimensions(self.right)
 
+    def as_bound(self) -> Constraint:
+        """`n >= k` for `max(n, k) == n`, also with a number added on both sides."""
+        if self.relation == "eq":
+            for _, factors in dim_terms(self.left):
+                match factors:
+                    case [(("max", (a, b)), 1)] if dim_terms(self.left - self.right + a) == [
+                        (1, factors)
+                    ]:
+                        return dataclasses.replace(self, relation="ge", left=a, right=b)
+        return self
+
     def tidy(self) -> Constraint:
         """The constraint on a dimension alone, if it is one.
 

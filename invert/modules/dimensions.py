@@ -226,10 +226,12 @@ def _usable(conditions: tuple[str, ...], names: Sequence[str]) -> bool:
     """
     try:
         of = scope(conditions)
-        sizes = dict(zip(names, parsed(names, of), strict=True))
-        left = {d for size in sizes.values() for d in dimensions(size)}
-        for name in left:
-            decided("ge", sizes[name], 2)
+        # Another dimension is compared too: all of these may be replaced by numbers.
+        *parts, other = parsed((*names, "other"), of)
+        sizes = dict(zip(names, parts, strict=True))
+        left = {d for size in parts for d in dimensions(size)}
+        for size in (*(sizes[name] for name in left), other):
+            decided("ge", size, 2)
     except (ValueError, NotImplementedError, RecursionError):
         return False
     return all(dimension(sizes[name]) == name for name in left)

@@ -362,7 +362,7 @@ class Specializations:
             if not new:
                 break
             known |= {c.words() for c in new}
-            assumed += [_later_replaced(c, names) for c in new]
+            assumed += [_later_replaced(c.as_bound(), names) for c in new]
         return found, assumed
 
     def _for_all(self, avals: Sequence[Aval]) -> Specialization | None:

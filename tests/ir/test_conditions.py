@@ -79,6 +79,23 @@ def test_a_tidy_condition_holds_at_the_same_sizes(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("left", "right", "words"),
+    [
+        (jax.core.max_dim(B // 2 - 2, 0) + 1, B // 2 - 1, "floordiv(b, 2) - 2 >= 0"),
+        (2 * jax.core.max_dim(B, 3), 2 * B, None),
+        (jax.core.max_dim(B, 3), B + 1, None),
+        (jax.core.max_dim(B, C), B, "b >= c"),
+    ],
+)
+def test_a_maximum_that_equals_its_operand_is_a_bound(left: Any, right: Any, words: str) -> None:
+    condition = Constraint("eq", left, right)
+    bound = condition.as_bound()
+    assert bound.words() == (words or condition.words())
+    for b, c in itertools.product(range(1, 8), repeat=2):
+        assert condition.holds({"b": b, "c": c}) == bound.holds({"b": b, "c": c})
+
+
+@pytest.mark.parametrize(
     ("size", "limit", "words"),
     [
         (((B - 2) // 2 - 1) // 2 + 1, 1, "b >= 4"),

@@ -51,10 +51,10 @@ def assert_same(got: Any, wanted: Any, what: str) -> None:
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5 * largest, err_msg=what)
 
 
-def often(names: Iterable[str]) -> list[Any]:
-    """The programs as parameters of a test; two thirds of them are slow tests."""
+def often(names: Iterable[str], *always: str) -> list[Any]:
+    """The programs as parameters of a test; two thirds of them are slow tests, but for `always`."""
     return [
-        pytest.param(name, marks=[] if i % 3 == 0 else pytest.mark.slow)
+        pytest.param(name, marks=[] if i % 3 == 0 or name in always else pytest.mark.slow)
         for i, name in enumerate(names)
     ]
 

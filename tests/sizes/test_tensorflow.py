@@ -84,7 +84,7 @@ def _gradient(original: Any, args: list[np.ndarray]) -> tuple[np.ndarray, ...] |
     return tuple(tf.convert_to_tensor(g).numpy() for g in found)
 
 
-@pytest.mark.parametrize("name", often(PROGRAMS))
+@pytest.mark.parametrize("name", often(PROGRAMS, "u_net"))
 @pytest.mark.drawn(12)
 def test_program(name: str):
     _check(name, FEW, None)

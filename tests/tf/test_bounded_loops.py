@@ -169,6 +169,21 @@ def _triangle(x):
     return s
 
 
+def _largest_of_data(x):
+    """The bound is a floating-point number, as is the counter."""
+    i, s = tf.zeros([]), x[0]
+    while i < tf.reduce_max(tf.minimum(3.0 * x, 6.5)):
+        i, s = i + 1.0, tf.sin(s) + x[1]
+    return s
+
+
+def _smallest_of_data(x):
+    i, s = tf.constant(4.0), x[0]
+    while i > tf.reduce_min(tf.maximum(x, -2.0)):
+        i, s = i - 1.0, tf.sin(s) + x[1]
+    return s
+
+
 # With the lengths of the scans.
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "break": (_break, (10,)),
@@ -183,11 +198,13 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "sums": (_sums, (26,)),
     "count of data": (_count_of_data, (5,)),
     "least of data": (_least_of_data, (6,)),
+    "largest of data": (_largest_of_data, (7,)),
+    "smallest of data": (_smallest_of_data, (6,)),
     "list": (_list, (5,)),
     "nested": (_nested, (4, 3)),
     "triangle": (_triangle, (4, 3, 3)),
 }
-QUICK = ("break", "break before the count", "flag", "sums", "count of data")
+QUICK = ("break", "break before the count", "flag", "sums", "count of data", "largest of data")
 
 
 def _lengths(jaxpr: Any) -> list[int]:

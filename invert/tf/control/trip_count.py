@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import Literal, consts_of, is_tracer, max_dim, min_dim, open_jaxpr
+from invert.ir.graph import is_var
 from invert.ir.loops import CondParts, bodies
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
@@ -241,18 +242,60 @@ class _Program:
         return None if isinstance(atom, Literal) else program._sums.get(atom)
 
     def number(self, atom: Atom) -> tuple[float, float]:
-        """The range of a constant."""
+        """The range of what is the same in all steps, apart from NaN."""
         program, atom = self.source(atom)
         if isinstance(atom, Literal):
             return float(atom.val), float(atom.val)
-        if atom not in program._consts:
+        if (eqn := program.producers.get(atom)) is not None:
+            eqn = program._extremum(eqn)
+            name, ends = eqn.primitive.name, [program.number(a) for a in eqn.invars]
+            if name in _EXTREMA:
+                lows, highs = zip(*ends, strict=True)
+                return _EXTREMA[name](lows), _EXTREMA[name](highs)
+            # Of no numbers, the largest is minus infinity, and the smallest infinity.
+            if name == "reduce_max":
+                return -math.inf, ends[0][1]
+            if name == "reduce_min":
+                return ends[0][0], math.inf
+            if name == "broadcast_in_dim":
+                return ends[0]
+        if atom not in program._consts or atom.aval.shape:
             return -math.inf, math.inf
         return program._outside(program._consts[atom], program.finite).ends
 
+    def _extremum(self, eqn: Eqn) -> Eqn:
+        """The `min` that a choice between it and its operand is, apart from NaN, or the `max`.
 
+        `tf.minimum` is such a choice, which decides where the gradient goes at ties.
+        """
+        which = eqn.invars[0] if eqn.primitive.name == "select_n" else None
+        test = self.producers.get(which) if is_var(which) else None
+        if test is None or len(eqn.invars) != 3 or test.primitive.name not in _LESS:
+            return eqn
+        less = test.invars[int(_LESS[test.primitive.name][0])]
+        for chosen, (other, case) in ((True, eqn.invars[:0:-1]), (False, eqn.invars[1:])):
+            made = None if isinstance(case, Literal) else self.producers.get(case)
+            if made is None or made.primitive.name not in _EXTREMA:
+                continue
+            pairs = [zip(made.invars, test.invars[::k], strict=True) for k in (1, -1)]
+            alike = any(all(_is_same(a, b) for a, b in pair) for pair in pairs)
+            is_least = _is_same(other, less) == chosen
+            is_operand = any(_is_same(other, a) for a in made.invars)
+            if alike and is_operand and is_least == (made.primitive.name == "min"):
+                return made
+        return eqn
+
+
+_EXTREMA: Mapping[str, Callable[[Sequence[float]], float]] = {"min": min, "max": max}
 # Equations that pass a scalar through; of those that move elements, only these occur before a
 # counter.
 _SAME = frozenset(("convert_element_type", "copy", "reduce_and", "reshape"))
+
+
+def _is_same(one: Atom, two: Atom) -> bool:
+    if isinstance(one, Literal) and isinstance(two, Literal):
+        return bool(one.val == two.val)
+    return one is two
 
 
 def _is_choice(eqn: Eqn) -> bool:
