@@ -495,7 +495,7 @@ def _nonempty(method: Method, arrays: Sequence[tuple[ast.expr, Shape]]) -> Itera
             {parts[0] for n in v.aval.shape if (parts := linear(n)) is not None and not parts[2]}
             for v in method.layer.outputs
         ]
-        bounded |= set[str | None]().union(*empty[:1]).intersection(*empty)
+        bounded |= set.intersection(*empty) if empty else set()
     sources = dimension_sources(arrays)
     for value, shape in arrays:
         for axis, size in enumerate(shape):

@@ -176,7 +176,7 @@ def function_entry(
     order, tree, numbers = results
     if sorted(order) != [*range(len(outputs))]:
         raise MalformedModelError(
-            f"{name} has {len(outputs)} results, but its signature {len(order)} tensors"
+            f"{name} has {len(outputs)} results, but its signature has {len(order)}"
         )
     signature = without_text(graph, signature, feeds)
     count = len(signature.order)

@@ -132,14 +132,14 @@ def _check_names(library: Library, what: str, given: object) -> None:
             reason = f"the graph has no node {tensor!r}, named among the {what}"
             raise SignatureError(reason, remedy=remedy)
         if what == "outputs" and not _has_output(node, tensor):
-            reason = f"{tensor!r}, named among the outputs, is no output of node {node.name!r}"
+            reason = f"{tensor!r}, named among the outputs, is not an output of node {node.name!r}"
             raise SignatureError(reason, remedy=remedy)
     if is_mapping and (wrong := [name for name in given if not isinstance(name, str)]):
         raise SignatureError(f"`{what}` has keys that are not text: {wrong}", remedy="Name them.")
 
 
 def _has_output(node: NodeDef, tensor: str) -> bool:
-    """Whether a name stands for an output of its node; true if nobody knows the op."""
+    """Return whether a name stands for an output of its node; true for unknown ops."""
     try:
         _, output, number = parse_tensor(tensor)
     except MalformedModelError:

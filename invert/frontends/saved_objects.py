@@ -187,7 +187,7 @@ class SavedObjects:
             if not has_type(value, shape, proto.dtype):
                 raise MalformedModelError(
                     f"{self._directory}: variable {proto.name!r} is "
-                    f"{type_name(proto.dtype)}{shape}, and its value is "
+                    f"{type_name(proto.dtype)}{shape}, but its value is "
                     f"{'string' if value.dtype == object else value.dtype.name}{value.shape}"
                 )
             self._values[index] = value

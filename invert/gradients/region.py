@@ -158,8 +158,10 @@ class MarkedRegion:
             return replace(Graph(jaxpr), found) if found else jaxpr
 
         forward = jaxprs.map_jaxprs(self.forward, visit)
-        if forward is self.forward:
-            return None
+        return None if forward is self.forward else self.with_forward(forward)
+
+    def with_forward(self, forward: ClosedJaxpr) -> MarkedRegion:
+        """The region with another program over `operands`."""
         other = copy.copy(self)
         other.forward = forward
         return other
@@ -173,11 +175,10 @@ class MarkedRegion:
         """The region, with these gathers promised to be in bounds."""
         count = itertools.count()
 
-        other = copy.copy(self)
-        other.forward = with_promised_bounds(
+        promised = with_promised_bounds(
             self.forward, lambda eqn: clips(eqn) and next(count) in chosen
         )
-        return other
+        return self.with_forward(promised)
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands, constants first, and the cotangents."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from itertools import islice
@@ -72,11 +71,7 @@ def with_calls(region: MarkedRegion, pattern: Pattern) -> MarkedRegion | None:
     """The region rewritten by a pattern; `None` where it does not apply."""
     rewriter = Rewriter([Stage((pattern,), inside_rules=False)], written_call)
     forward = rewriter.run(region.forward)
-    if not rewriter.counts:
-        return None
-    other = copy.copy(region)
-    other.forward = forward
-    return other
+    return region.with_forward(forward) if rewriter.counts else None
 
 
 def _share(backward: AnyJaxpr, region: MarkedRegion) -> tuple[JaxFunction, list[int]]:

@@ -214,9 +214,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     except FAILURES:
         return
     for chosen in found[:_MAX_VARIANTS]:
-        other = copy.copy(region)
-        other.forward = places.stopped(chosen)
-        yield other
+        yield region.with_forward(places.stopped(chosen))
 
 
 def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr) -> list[set[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 from jax import lax
@@ -206,12 +206,7 @@ def _scan_of(
     eqns, _ = graph.needed(ends)
     slices = {v: side for e in eqns for v in e.outvars if (side := _side(v, level, graph))}
     eqns, _ = graph.needed(ends, slices)
-    moved = {v for e in eqns for v in e.outvars if not {*e.invars}.isdisjoint(slices)}
-    inside: list[Eqn] = []
-    for eqn in eqns:
-        if any(is_var(a) and (a in slices or a in moved) for a in eqn.invars):
-            moved.update(eqn.outvars)
-            inside.append(eqn)
+    inside = _computed_from(slices, eqns)
     if not all(e.primitive.name in _COMBINING or _adds_axes(e) for e in inside):
         return None
     names: dict[Var, Atom] = {v: (left, right)[side][x] for v, (x, side) in slices.items()}
@@ -228,6 +223,16 @@ def _scan_of(
         tuple(elements.index(levels[root].elements) for root in roots),
         level.axis,
     )
+
+
+def _computed_from(values: Iterable[Var], eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The equations, of some in order, that depend on some values."""
+    moved, found = {*values}, list[Eqn]()
+    for eqn in eqns:
+        if any(is_var(a) and a in moved for a in eqn.invars):
+            moved.update(eqn.outvars)
+            found.append(eqn)
+    return found
 
 
 def _adds_axes(eqn: Eqn) -> bool:
@@ -254,7 +259,7 @@ def _half(v: Var, level: _Level) -> ShapedArray:
 def _paired(
     a: Atom, b: Atom, level: _Level, below: _Level, graph: Graph, partners: dict[Var, Atom]
 ) -> bool:
-    """Whether two combinations are of one form; collects the elements that correspond."""
+    """Return whether two combinations have one form; collects the elements that correspond."""
     pending, seen = [(a, b)], set[tuple[Atom, Atom]]()
     while pending:
         one, other = pending.pop()
@@ -292,15 +297,10 @@ def _elements(ends: Sequence[Atom], level: _Level, graph: Graph) -> list[Var] | 
 def _proved(scan: AssociativeScan, graph: Graph) -> Jaxpr | None:
     """The jaxpr of a scan's slices, if tracing the scan gives exactly these.
 
-    What else uses a value inside has it computed again, which compilers merge.
+    A value inside that other equations use is computed twice, which compilers merge.
     """
     eqns, _ = graph.needed(scan.results, scan.elements)
-    moved: set[Var] = {*scan.elements}
-    inside: list[Eqn] = []
-    for eqn in eqns:
-        if any(is_var(a) and a in moved for a in eqn.invars):
-            moved.update(eqn.outvars)
-            inside.append(eqn)
+    inside = _computed_from(scan.elements, eqns)
     made = {v for e in inside for v in e.outvars}
     read = dict.fromkeys(a for e in inside for a in e.invars if is_var(a))
     others = [v for v in read if v not in made and v not in scan.elements]

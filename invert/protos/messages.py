@@ -169,7 +169,7 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# The fields that are left out where they are large, by attribute: programs and constants.
+# The large fields that are left out of a message, by attribute: programs and constants.
 _CUT = {b"module": "s", b"value": "tensor_content"}
 
 

@@ -112,6 +112,7 @@ def test_a_value_inside_a_scan_that_is_used() -> None:
         return lax.associative_scan(jnp.add, a), pairs
 
     emission = _emitted(function, jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    assert "lax.associative_scan(" in emission.source
     _agree(emission, function, jnp.float32(np.random.default_rng(0).normal(size=(8, 2))))
 
 
@@ -122,4 +123,6 @@ def test_a_call_of_that_name() -> None:
         return 2.0 * lax.associative_scan(jnp.add, a) + 1.0
 
     emission = _emitted(jax.jit(associative_scan), jax.ShapeDtypeStruct((8, 2), jnp.float32))
+    assert "lax.associative_scan(combine" in emission.source
+    assert "2.0 * " in emission.source
     _agree(emission, associative_scan, jnp.float32(np.arange(16).reshape(8, 2)))

@@ -117,11 +117,11 @@ def _of_text(objects: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_fewer_results, "call has 1 results, but its signature 0 tensors"),
+        (_fewer_results, "call has 1 results, but its signature has 0"),
         (_other_types, "function call have other types:\n  - 'x' is float32, but int32 in its"),
         (_more_captures, "function call takes 0 tensors besides its captures, but its .* has 1"),
         (_twins, "object 0 of the SavedModel has two children 'call'"),
-        (_of_text, r"variable 'Variable' is string\(3,\), and its value is float32\(3,\)"),
+        (_of_text, r"variable 'Variable' is string\(3,\), but its value is float32\(3,\)"),
     ],
 )
 def test_files_that_contradict_themselves(

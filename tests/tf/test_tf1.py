@@ -267,7 +267,9 @@ def test_names_that_do_not_exist():
     with pytest.raises(invert.SignatureError, match="no node 'other:0', named among the outputs"):
         invert.convert_graphdef(frozen, ["x:0"], ["other:0"])
     for name in ("out:3", "out:-1", "out:y"):
-        with pytest.raises(invert.SignatureError, match=f"'{name}'.* is no output of node 'out'"):
+        with pytest.raises(
+            invert.SignatureError, match=f"'{name}'.* is not an output of node 'out'"
+        ):
             invert.convert_graphdef(frozen, ["x:0"], [name])
     with pytest.raises(invert.SignatureError, match="inputs is 'x:0'"):
         invert.convert_graphdef(frozen, "x:0", ["out:0"])
