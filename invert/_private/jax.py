@@ -600,6 +600,14 @@ def live_part(
     return cast("tuple[Jaxpr, list[bool]]", part)
 
 
+def has_effects(eqn: Eqn) -> bool:
+    """Return whether an equation must stay although nothing uses its results.
+
+    A collective need not: that it names an axis of a mesh is an effect only to JAX's tracer.
+    """
+    return partial_eval.has_effects(eqn)
+
+
 def arguments_read(jaxpr: Jaxpr, used: Sequence[bool]) -> tuple[bool, ...]:
     """A mask of the arguments that the used results of a jaxpr need."""
     return _arguments_read(jaxpr, tuple(used))

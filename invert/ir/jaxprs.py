@@ -34,6 +34,7 @@ from invert._private.jax import (
     dce,
     dim_as_value_p,
     eval_jaxpr,
+    has_effects,
     holds_jaxprs,
     is_jaxpr,
     live_part,
@@ -141,7 +142,7 @@ def _live_equations(jaxpr: Jaxpr) -> Jaxpr:
         used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
         eqns = []
         for eqn in reversed(jaxpr.eqns):
-            if eqn.primitive.name == "while" and not eqn.effects:
+            if eqn.primitive.name == "while" and not has_effects(eqn):
                 eqn = _live_loop(eqn, used)
             used |= {v for v in eqn.invars if not isinstance(v, Literal)}
             eqns.append(eqn)

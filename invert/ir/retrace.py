@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import jax
+import numpy as np
 
 from invert._private.jax import bind_equation, context_of, trace_closed, type_on_mesh
 from invert.ir.interpret import interpret
 from invert.ir.loops import CondParts, ScanParts, WhileParts
-from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Value
+from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Literal, Value
 
 _M = TypeVar("_M")
 
@@ -48,7 +49,7 @@ class Retracer(abc.ABC, Generic[_M]):
             with context_of(eqn):
                 return self.equation(eqn, operands)
 
-        return interpret(program, args, on_eqn)
+        return interpret(program, args, on_eqn, _on_this_mesh)
 
     def traced(
         self, body: AnyJaxpr, operands: Sequence[object], marks: Sequence[_M] = ()
@@ -116,6 +117,12 @@ class Retracer(abc.ABC, Generic[_M]):
         marks = list(map(self.common, zip(*results, strict=True)))
         made = tuple(self.traced(b, rest, marks) for b in branches)
         return bind_equation(_with(eqn, branches=made), operands)
+
+
+def _on_this_mesh(literal: Literal) -> Value:
+    """A literal's value. Its array remembers the mesh it was first used on, and a view does not."""
+    value = literal.val
+    return value.view() if isinstance(value, np.ndarray) else value
 
 
 def _with(eqn: Eqn, **params: object) -> Eqn:

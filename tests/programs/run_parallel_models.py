@@ -52,6 +52,14 @@ def _from_export(jitted: Any, args: Any) -> Any:
     return invert.from_exported(bytes(jax.export.export(jitted)(*args).serialize()))
 
 
+def _from_open_export(jitted: Any, args: Any, axis: int) -> Any:
+    """Any multiple of the size along an axis."""
+    params, x = args
+    shape = ", ".join(f"{n}*b" if i == axis else str(n) for i, n in enumerate(x.shape))
+    open_x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), x.dtype)
+    return _from_export(jitted, (params, open_x))
+
+
 def _from_saved_model(jitted: Any, args: Any) -> Any:
     import tensorflow as tf
     from jax.experimental import jax2tf
@@ -66,7 +74,7 @@ def _from_saved_model(jitted: Any, args: Any) -> Any:
 
 
 def main(route: str, names: Sequence[str], counts: Sequence[int]) -> None:
-    open_up = {"export": _from_export, "saved_model": _from_saved_model}[route]
+    open_up = {"export": _from_export, "saved_model": _from_saved_model}.get(route)
     for name in names:
         for count in counts:
             mesh = _mesh(count)
@@ -76,7 +84,12 @@ def main(route: str, names: Sequence[str], counts: Sequence[int]) -> None:
                 is_leaf=lambda s: isinstance(s, P),
             )  # fmt: skip
             jitted = jax.jit(fn, in_shardings=tuple(lies))
-            module = open_up(jitted, (params, x))
+            if open_up is None:
+                cut = next(i for i, along in enumerate(specs[1]) if along is not None)
+                module = _from_open_export(jitted, (params, x), cut)
+                x = np.concatenate([x, 2 - x], cut)
+            else:
+                module = open_up(jitted, (params, x))
             placed = [
                 jax.tree_util.tree_map(jax.device_put, a, s)
                 if jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(s)

@@ -301,6 +301,32 @@ with jax.set_mesh(mesh):
 """
 
 
+def test_gradients_of_gradients_on_devices() -> None:
+    """A function with a derivative rule whose rule is retraced for the mesh of the devices."""
+    _python(_GRADIENTS)
+
+
+_GRADIENTS = """
+import jax, jax.export, jax.numpy as jnp, numpy as np, invert
+from jax.sharding import Mesh, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "tp"))
+def on_shards(x, up, down):
+    return jax.lax.pmean(jax.lax.psum(jax.nn.relu(x @ up) @ down, "tp"), "dp")
+def loss(up, down, x):
+    specs = P("dp"), P(None, "tp"), P("tp", None)
+    sharded = jax.shard_map(on_shards, mesh=mesh, in_specs=specs, out_specs=P())
+    return jnp.mean(sharded(x, up, down) ** 2)
+step = jax.value_and_grad(loss, (0, 1))
+rng = np.random.default_rng(5)
+args = [rng.normal(size=s).astype(np.float32) for s in ((16, 8), (8, 16), (8, 16))]
+module = invert.from_exported(bytes(jax.export.export(jax.jit(step))(*args).serialize()))
+def outer(run):
+    return jax.jit(jax.grad(lambda *xs: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(run(*xs)))))
+for run in (module, module.model):
+    assert np.allclose(outer(run)(*args), outer(step)(*args), atol=1e-4)
+"""
+
+
 def test_annotation_types() -> None:
     mesh = shardings.mesh_of((2, 4), ("x", "y"))
     assert mesh.axis_types == (AxisType.Auto,) * 2

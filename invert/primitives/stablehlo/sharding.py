@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from invert.primitives.stablehlo import dynamic
 from invert.stablehlo.ops import shardings
 from invert.stablehlo.ops.devices import ManualMesh, layout_of
 from invert.stablehlo.ops.interpreter import Context
-from invert.stablehlo.ops.registry import CUSTOM_CALL, Array, Attribute, Op, Value, rule
+from invert.stablehlo.ops.registry import CUSTOM_CALL, Array, Attribute, Ints, Op, Value, rule
 from invert.stablehlo.ops.shardings import Sharding
+from invert.stablehlo.ops.values import data
 
 
 @rule(
@@ -20,9 +22,16 @@ from invert.stablehlo.ops.shardings import Sharding
     f"{CUSTOM_CALL} @SPMDShardToFullShape",
     takes_any=True,
 )
-def _annotation(x: Array, *, ctx: Context, op: Op) -> Value:
-    """`@Sharding` of the older partitioner; has no effect on one device."""
-    want = op.avals()[0] if op.result_types() else x
+def _annotation(
+    *operands: Value, ctx: Context, op: Op, indices_of_shape_operands: Ints = ()
+) -> Value:
+    """`@Sharding` of the older partitioner; has no effect on one device.
+
+    Where sizes are open, the second operand is the shape of the result.
+    """
+    arrays, wanted = dynamic.result_avals(op, operands, indices_of_shape_operands)
+    x = data(arrays[0])
+    want = wanted[0] if wanted else x
     if x.shape != want.shape:
         raise op.error(
             f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing joins "
@@ -92,7 +101,7 @@ def _resharding(x: Array, *, ctx: Context, out_sharding: Attribute | None = None
 
 @rule("sdy.manual_computation")
 def _manual_computation(
-    *operands: Array,
+    *operands: Value,
     ctx: Context,
     op: Op,
     manual_axes: Attribute,

@@ -289,7 +289,7 @@ class Shards:
     def operands(self) -> list[ir.Value]:
         """The values that are split into shards."""
         noted = {op.results[0]: op.operands[0] for op in self.annotations}
-        return [noted.get(v, v) for op in self.entries for v in op.operands]
+        return [noted.get(v, v) for op in self.entries for v in split_values(op)]
 
     def specs(
         self, devices: Devices, outer: frozenset[str]
@@ -301,7 +301,7 @@ class Shards:
         axes = frozenset().union(*(_manual_axes(op, devices) for op in self.entries)) - outer
         if not self.entries:
             axes = frozenset(mesh.axis_names) - outer
-        operands = [v for op in self.entries for v in op.operands]
+        operands = [v for op in self.entries for v in split_values(op)]
         results = [r for op in self.exits for r in op.results]
         ins, outs = (
             [
@@ -313,6 +313,11 @@ class Shards:
         return ManualMesh(mesh, axes), ins, outs
 
 
+def split_values(op: ir.Operation) -> list[ir.Value]:
+    """The operands of a custom call that splits or joins values, without open sizes of results."""
+    return list(op.operands)[: len(op.results)]
+
+
 def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:
     """The shardings of the whole values at an entry or an exit."""
     text = frontend(op, f"xla.sdy.{'in' if entry else 'out'}_shardings")
@@ -322,7 +327,7 @@ def _asked(op: ir.Operation, devices: Devices, entry: bool) -> list[Sharding]:
     else:
         source = owner_of(op.operands[0]) if entry else op
         found = [None if source is None else devices.annotation(source)]
-    if None in found or len(found) != (len(op.operands) if entry else len(op.results)):
+    if None in found or len(found) != len(op.results):
         reason = "it does not say how its values are split into shards over a mesh of devices"
         raise UnsupportedOpError([_problem(op, reason)])
     return [s for s in found if s is not None]
@@ -384,7 +389,7 @@ def shards_of(block: ir.Block) -> dict[ir.Operation, Shards]:
                 reason = "it splits a value into shards after others of the same part were joined"
                 raise UnsupportedOpError([_problem(op, reason)])
             part.entries.append(op)
-            for source in filter(None, map(owner_of, op.operands)):
+            for source in filter(None, map(owner_of, split_values(op))):
                 if targets.get(source) == "Sharding" and len(list(source.results[0].uses)) == 1:
                     part.annotations.append(source)
                     shards[source] = part

@@ -28,7 +28,7 @@ from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, call_dimension, require
 from invert.ir.types import Eqn, JaxFunction
 from invert.stablehlo.ops import attributes as op_attributes
-from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of
+from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of, split_values
 from invert.stablehlo.ops.regions import walk
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
 from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
@@ -123,7 +123,9 @@ class Context:
         outer = frozenset() if self.manual is None else self.manual.axes
         where, ins, outs = part.specs(self.devices, outer)
         cut = [r for e in part.entries for r in e.results]
-        joined = [(v, r) for e in part.exits for v, r in zip(e.operands, e.results, strict=True)]
+        joined = [
+            (v, r) for e in part.exits for v, r in zip(split_values(e), e.results, strict=True)
+        ]
 
         def body(inner: Context, *values: Value) -> list[Value]:
             self.env.update(zip(cut, values, strict=True))
@@ -141,23 +143,39 @@ class Context:
         body: Callable[..., Sequence[Value]],
         operands: Sequence[Value],
     ) -> list[Value]:
-        """Bind a `shard_map` of `body`, a function of a context and shards."""
+        """Bind a `shard_map` of `body`, a function of a context and shards.
+
+        Sizes are the same on all shards, and stay known inside.
+        """
         outer = frozenset() if self.manual is None else self.manual.axes
         # Functions that were traced on whole values are traced again.
         inner = dataclasses.replace(
             self, manual=ManualMesh(where.mesh, where.axes | outer), jitted={}, sizes={}
         )
+        known = {
+            i: x
+            for i, (x, spec) in enumerate(zip(operands, in_specs, strict=True))
+            if isinstance(x, (KnownSize, Sizes)) and not any(spec)
+        }
+        shards = [i for i in range(len(operands)) if i not in known]
+
+        def run(*values: Value) -> tuple[Value, ...]:
+            held = known | dict(zip(shards, values, strict=True))
+            return tuple(map(data, body(inner, *(held[i] for i in range(len(operands))))))
+
         mapped = jax.shard_map(
-            lambda *values: tuple(body(inner, *values)),
+            run,
             mesh=None if outer else where.mesh,
-            in_specs=tuple(in_specs),
+            in_specs=tuple(in_specs[i] for i in shards),
             out_specs=tuple(out_specs),
             axis_names=set(where.axes),
             check_vma=False,
         )
         # JAX lowers `axis_index` to such a part if some axes are not manual.
         index = _index_alone(mapped) if outer and not operands else None
-        return list(mapped(*operands)) if index is None else [lax.axis_index(index)]
+        if index is not None:
+            return [lax.axis_index(index)]
+        return list(mapped(*(operands[i] for i in shards)))
 
     def _array(self, v: ir.Value, splats: dict[ir.Value, Value]) -> Value:
         """The value of `v`; a splat constant becomes a broadcast, one per block.
