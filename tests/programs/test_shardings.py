@@ -321,7 +321,8 @@ rng = np.random.default_rng(5)
 args = [rng.normal(size=s).astype(np.float32) for s in ((16, 8), (8, 16), (8, 16))]
 module = invert.from_exported(bytes(jax.export.export(jax.jit(step))(*args).serialize()))
 def outer(run):
-    return jax.jit(jax.grad(lambda *xs: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(run(*xs)))))
+    sum_of = lambda *xs: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(run(*xs)))
+    return jax.jit(jax.grad(sum_of))
 for run in (module, module.model):
     assert np.allclose(outer(run)(*args), outer(step)(*args), atol=1e-4)
 """
