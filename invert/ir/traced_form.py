@@ -40,7 +40,7 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import kinds
-from invert.ir.avals import is_differentiable, is_weak, type_of
+from invert.ir.avals import is_differentiable, is_key, is_weak, type_of
 from invert.ir.closed_over import in_order_of_use, typed, with_closed_over
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
@@ -144,9 +144,7 @@ def strong(closed: J) -> J:
     return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
 
 
-_NUMBERED = frozenset(
-    ("_uniform", "_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide")
-)
+_NUMBERED = frozenset(("_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide"))
 
 
 def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
@@ -160,19 +158,36 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
         if not _is_numbered(eqn):
             return eqn
         bounds, dtype = eqn.invars[1:], eqn.outvars[0].aval.dtype
-        if all(a.aval.dtype == dtype for a in bounds):
-            return eqn
         if not all(isinstance(a, Literal) and not a.aval.shape for a in bounds):
             return eqn
+        if all(a.aval.dtype == dtype for a in bounds):
+            return _without_stops(eqn)
         numbers = (np.asarray(a.val, dtype) for a in bounds if isinstance(a, Literal))
         values = [Literal(number, ShapedArray((), dtype)) for number in numbers]
-        return _with_operands(eqn, [eqn.invars[0], *values]) or eqn
+        return _without_stops(_with_operands(eqn, [eqn.invars[0], *values]) or eqn)
 
     return with_equations(jaxpr, [typed(e) for e in jaxpr.eqns])
 
 
 def _is_numbered(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
+    if eqn.primitive.name != "jit" or not eqn.invars:
+        return False
+    return eqn.params["name"] in _NUMBERED or is_key(eqn.invars[0])
+
+
+def _without_stops(eqn: Eqn) -> Eqn:
+    """A call of numbers without `stop_gradient` of what it computes from these alone."""
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    numbers, idle = set(inner.invars[1:]), dict[Var, Atom]()
+    for each in inner.eqns:
+        if all(a in numbers for a in each.invars if is_var(a)):
+            numbers.update(each.outvars)
+            if each.primitive.name == "stop_gradient":
+                idle[each.outvars[0]] = each.invars[0]
+    if not idle:
+        return eqn
+    body = rename(inner.replace(eqns=[e for e in inner.eqns if e.outvars[0] not in idle]), idle)
+    return eqn.replace(params={**eqn.params, "jaxpr": close_like(eqn.params["jaxpr"], body)})
 
 
 def _with_operands(eqn: Eqn, operands: Sequence[Atom]) -> Eqn | None:
@@ -261,12 +276,13 @@ def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
 
 
 _INDEX_OPS: dict[str, JaxFunction] = {
-    "lt": np.less, "add": np.add, "select_n": lambda case, *cases: cases[int(case)],
+    "lt": np.less, "add": np.add, "max": np.maximum, "min": np.minimum,
+    "select_n": lambda case, *cases: cases[int(case)],
 }  # fmt: skip
 
 
 def _is_number(eqn: Eqn) -> bool:
-    """Return whether an equation converts a number to another type, or adjusts a constant index."""
+    """Return whether an equation converts a number, or adjusts a constant index or a bound."""
     if eqn.primitive.name in _INDEX_OPS:
         return all(
             isinstance(a, Literal) and not a.aval.shape and a.aval.dtype.kind in "bi"

@@ -19,6 +19,7 @@ from invert.emission.expressions import fourier, helpers, literals
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
+from invert.ir.avals import is_key
 from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, JaxFunction, Literal
 
@@ -29,7 +30,6 @@ _MODULES: tuple[tuple[str, ModuleType], ...] = (
     ("jnp.linalg", jnp.linalg),
     ("jax.scipy.special", jax.scipy.special),
     ("jax.scipy.linalg", jax.scipy.linalg),
-    ("jax.random", jax.random),
 )
 
 # Calls whose public function has another name.
@@ -51,31 +51,14 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
     if name == "fft":
         yield from fourier.calls(eqn, args[0])
         return
-    if name == "_bernoulli":
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        yield call("jax.random.bernoulli", *args, shape)
-        return
-    if name == "_randint":
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        kind = literals.dtype(eqn.outvars[0].aval.dtype)
-        yield call("jax.random.randint", args[0], shape, *args[1:])
-        yield call("jax.random.randint", args[0], shape, *args[1:], kind)
+    if eqn.invars and is_key(eqn.invars[0]):
+        yield from _random_numbers(name.lstrip("_"), eqn, args)
         return
     if name == "_roll_static" and len(args) == 1:
         yield from _rolls(eqn, args[0])
         return
     if name in _SIGNS and len(args) == 2:
         yield syntax.infix(args[0], _SIGNS[name], args[1])
-    if name in _RANDOM:
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        dtype = eqn.outvars[0].aval.dtype
-        kind = literals.dtype(dtype)
-        function = f"jax.random.{name.lstrip('_')}"
-        yield call(function, args[0], shape)
-        yield call(function, args[0], shape, kind)
-        keywords = dict(zip(("minval", "maxval"), args[1:], strict=False))
-        yield call(function, args[0], shape, kind, **keywords)
-        return
     for plain in dict.fromkeys((name, _RENAMED.get(name, name), name.strip("_"))):
         for where, module in _MODULES:
             if callable(getattr(module, plain, None)) and not plain.startswith("_"):
@@ -92,6 +75,46 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                         yield call(function, *args, axis=number(axis))
                 break
 
+
+def _random_numbers(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """`jax.random.truncated_normal(key, -2, 2, (n, 3))`: a call with what its program has lost."""
+    function = getattr(jax.random, name, None)
+    if function is None:
+        return
+    _, *parameters = inspect.signature(function).parameters
+    aval = eqn.outvars[0].aval
+    made, size = _MAKES_AXES.get(name, (0, None))
+    lost = {
+        "shape": literals.shape(aval.shape[: len(aval.shape) - made]),
+        "dtype": literals.dtype(aval.dtype),
+    }
+    if size is not None:
+        lost[size] = literals.size(aval.shape[-1])
+    for left_out in (("shape", "dtype"), ("dtype",), ()):
+        given, positional, keywords = iter(args[1:]), [args[0]], {}
+        by_name = False
+        for parameter in parameters:
+            value = None
+            if parameter not in left_out:
+                value = lost[parameter] if parameter in lost else next(given, None)
+            if value is None:
+                by_name = True
+            elif by_name:
+                keywords[parameter] = value
+            else:
+                positional.append(value)
+            by_name |= parameter == "dtype"
+        yield call(f"jax.random.{name}", *positional, **keywords)
+
+
+# Functions that add axes to the shape that they take: how many, and which argument is the size of
+# the last one.
+_MAKES_AXES: dict[str, tuple[int, str | None]] = {
+    "ball": (1, "d"),
+    "dirichlet": (1, None),
+    "multivariate_normal": (1, None),
+    "orthogonal": (2, "n"),
+}
 
 # Functions with an operator.
 _SIGNS = {"remainder": "%", "floor_divide": "//"}
@@ -152,8 +175,6 @@ def _shifts(eqn: Eqn) -> list[int]:
     numbers = (a for e in adds for a in e.invars if isinstance(a, Literal))
     return [0, *(int(a.val) for a in numbers if not a.aval.shape)]
 
-
-_RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
 _ACTIVATIONS = """relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish
     hard_silu hard_sigmoid""".split()

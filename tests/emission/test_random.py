@@ -1,0 +1,58 @@
+"""Random numbers in a text are drawn by the functions of `jax.random`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import invert
+
+_DRAWS: dict[str, Callable[[Any, Any], Any]] = {
+    "bernoulli": lambda key, x: jax.random.bernoulli(key, 0.3, x.shape),
+    "beta": lambda key, x: jax.random.beta(key, jnp.exp(x), 2.0),
+    "dirichlet": lambda key, x: jax.random.dirichlet(key, jnp.exp(x)),
+    "gamma": lambda key, x: jax.random.gamma(key, jnp.exp(x)),
+    "gumbel": lambda key, x: jax.random.gumbel(key, x.shape),
+    "laplace": lambda key, x: jax.random.laplace(key, x.shape),
+    "logistic": lambda key, x: jax.random.logistic(key, x.shape),
+    "randint": lambda key, x: jax.random.randint(key, x.shape, -3, 11),
+    "t": lambda key, x: jax.random.t(key, 3.0, x.shape),
+    "truncated_normal": lambda key, x: jax.random.truncated_normal(key, -1, 2, x.shape),
+    "uniform": lambda key, x: jax.random.uniform(key, x.shape, minval=-2, maxval=3.5),
+}
+
+
+@pytest.mark.parametrize("rows", [5, "b"])
+@pytest.mark.parametrize("name", _DRAWS)
+def test_a_draw_is_a_call(name: str, rows: Any) -> None:
+    draw, key = _DRAWS[name], jax.random.key(7)
+    shape = export.symbolic_shape(f"{rows}, 4")
+    avals = jax.ShapeDtypeStruct((), key.dtype), jax.ShapeDtypeStruct(shape, jnp.float32)
+    module = invert.from_exported(export.export(jax.jit(draw))(*avals))
+    assert re.search(rf"return jax\.random\.{name}\(key, ", module.source), module.source
+    assert "\ndef " not in module.source[: module.source.index("class ")]
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    for run in (module, module.model, jax.jit(module.model)):
+        np.testing.assert_array_equal(run(key, x), jax.jit(draw)(key, x))
+
+
+def test_bounds_that_are_computed_have_a_derivative() -> None:
+    """That of the largest number below a bound is stopped in JAX, so it is in the text."""
+
+    def draw(key: Any, x: Any) -> Any:
+        return jax.random.truncated_normal(key, -jnp.exp(x), jnp.exp(x), x.shape)
+
+    key, x = jax.random.key(3), np.linspace(-1, 1, 6, dtype=np.float32)
+    artifact = export.export(jax.jit(draw))(key, x).serialize(vjp_order=1)
+    module = invert.from_exported(artifact)
+    want = jax.grad(lambda x: jnp.sum(draw(key, x) ** 2))(x)
+    for run in (module, module.model):
+        got = jax.grad(lambda x, run=run: jnp.sum(run(key, x) ** 2))(x)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
