@@ -31,7 +31,7 @@ def _annotation(
     """
     arrays, wanted = dynamic.result_avals(op, operands, indices_of_shape_operands)
     x = data(arrays[0])
-    want = wanted[0] if wanted else x
+    want = x if not wanted or wanted[0] is None else wanted[0]
     if x.shape != want.shape:
         raise op.error(
             f"it splits {list(x.shape)} into shards of {list(want.shape)}, and nothing joins "
