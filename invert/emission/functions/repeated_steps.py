@@ -125,8 +125,11 @@ class _Method:
             if assigned and _kind_of(calls[statement], only=False) is not None:
                 for node in syntax.walk(statement):
                     operation = isinstance(node, ast.Call | ast.BinOp)
-                    operation = operation and _CALLS.issuperset(_calls(node))
-                    if operation and _kind_of(called(node), only=False) is not None:
+                    if (
+                        operation
+                        and _CALLS.issuperset(_calls(node))
+                        and _kind_of(called(node), only=False) is not None
+                    ):
                         yield _Place(self, statement, node)
 
 
