@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
+import pstats
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ import invert
 from invert import _verify
 from invert._entry import unique
 from invert._private import jax as private
+from invert.gradients import settle
 from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
 from invert.rewriting import driver, expansion
@@ -242,3 +245,41 @@ def test_arguments_that_results_need_are_found_without_a_program(
     assert not asked
     masks(scanned, 3)
     assert asked  # only JAX's rule knows what a scan reads
+
+
+def test_a_call_does_little_for_each_parameter() -> None:
+    """Equinox's lookups of methods and attributes run tens of Python functions."""
+
+    def calls(count: int) -> int:
+        arrays = [np.ones(3, np.float32)] * count
+        names = [f"layer_{i}/w" for i in range(count)]
+        lowered = jax.jit(lambda *args: sum(args)).lower(*arrays, arrays[0])
+        params: dict[str, Any] = dict(zip(names, arrays, strict=True))
+        module = invert.from_stablehlo(lowered, params=params, names=[*names, "x"])
+        for _ in range(2):
+            module(arrays[0])
+        profile = cProfile.Profile()
+        profile.runcall(module, arrays[0])
+        stats: Any = pstats.Stats(profile)
+        return stats.total_calls
+
+    few, many = calls(2), calls(102)
+    assert few < 400 and many - few < 15 * 100
+
+
+@pytest.mark.parametrize("mode", [None, "clip"])
+def test_gradients_of_lookups_are_proved_at_once(
+    monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    proofs = counted(monkeypatch, settle.GradientResolver, "_is_proved")
+
+    def mean(table: Any, i: Any) -> Any:
+        return jnp.mean(jnp.sin(table.at[i].get(mode=mode)), axis=-1)
+
+    given = jax.ShapeDtypeStruct((9, 4), np.float32), jax.ShapeDtypeStruct((5,), np.int32)
+    exported = jax.export.export(jax.jit(mean))(*given).serialize(vjp_order=1)
+    module = invert.from_exported(jax.export.deserialize(exported))
+    assert len(proofs) == 1
+    table, far = np.ones((9, 4), np.float32), np.array([0, 1, 2, 3, 99], np.int32)
+    slope = jax.grad(lambda f: jnp.sum(module(f, far)))(table)
+    assert np.any(np.asarray(slope)[8] != 0) == (mode == "clip")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
 
-from invert._private.jax import dce, names_of, with_names
+from invert._private.jax import dce, names_of, open_jaxpr, with_names
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
-from invert.ir.jaxprs import map_equations
+from invert.ir.jaxprs import equations, map_equations
 from invert.ir.passes import replaced
 from invert.ir.sizes import DimSize
-from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
 _TAKE = "_take"
@@ -27,6 +27,17 @@ def gathers_numbers(eqn: Eqn) -> bool:
 def clips(eqn: Eqn) -> bool:
     """Return whether an equation gathers numbers with derivatives at clipped indices."""
     return gathers_numbers(eqn) and eqn.params["mode"] == Mode.CLIP
+
+
+def adds_without_clipping(program: AnyJaxpr) -> bool:
+    """Return whether a program adds numbers at indices, but clips no integers.
+
+    The derivative of a gather that clips its indices clips them before it adds.
+    """
+    found = [*equations(open_jaxpr(program))]
+    clamps = (e for e in found if e.primitive.name == "clamp")
+    clipped = any(not is_differentiable(e.outvars[0].aval) for e in clamps)
+    return not clipped and any(e.primitive.name == "scatter-add" for e in found)
 
 
 def with_promised_bounds(program: J, chosen: Callable[[Eqn], bool] = clips) -> J:

@@ -16,7 +16,7 @@ from invert._report import Report
 from invert.emission import Emission, constant_name
 from invert.ir.types import Arguments, JaxFunction, Keywords, Tree, Value
 from invert.modules.function import Function
-from invert.modules.module import Recovered, class_of, leaves_of, method, styles_of
+from invert.modules.module import Recovered, class_of, leaves_of, method, named, styles_of
 from invert.modules.module import run as call_function
 from invert.modules.params import nest
 from invert.modules.texts import emission_of
@@ -85,9 +85,10 @@ def _method(name: str, function: Function, attribute: str) -> JaxFunction:
 
 
 def _call(module: Methods, name: str, args: Arguments, kwargs: Keywords) -> Tree:
-    function = dict(module._functions)[name]
-    named = module.named_params()
-    leaves = [named[p.name] for p in function.entry.params]
+    functions = dict(module._functions)
+    function = functions[name]
+    values = named(module.params, functions.values())
+    leaves = [values[p.name] for p in function.entry.params]
     return call_function(function, module.constants[name], leaves, args, kwargs)
 
 

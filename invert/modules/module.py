@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, SupportsIndex, TypeVar, cast
 
 import equinox as eqx
@@ -52,10 +52,7 @@ class Recovered(eqx.Module):
 
     def named_params(self) -> dict[str, Value]:
         """Leaves of `params` by the names of the variables."""
-        functions = self._functions_by_name().values()
-        names = list(dict.fromkeys(p.name for f in functions for p in f.entry.params))
-        leaves = (functools.reduce(operator.getitem, p, self.params) for p in param_paths(names))
-        return dict(zip(names, leaves, strict=True))
+        return named(self.params, self._functions_by_name().values())
 
     @property
     def shardings(self) -> Shardings | None:
@@ -221,8 +218,9 @@ class Module(Recovered):
 
         **Raises:** `SignatureError` if the arguments do not fit the signature.
         """
-        leaves = list(self.named_params().values())
-        return run(self._function, self.constants, leaves, args, kwargs)
+        function = self._function
+        leaves = list(named(self.params, [function]).values())
+        return run(function, self.constants, leaves, args, kwargs)
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -328,6 +326,16 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
         raise ValueError(f"layers={sorted(unknown)[0]!r} is not a style; expected {names}")
     styles |= {"typecheck"} if typecheck else frozenset()
     return styles if loader else styles | {"no loader"}
+
+
+def named(params: dict[str, Value], functions: Iterable[Function]) -> dict[str, Value]:
+    """Leaves of the parameters of some functions, by the names of the variables.
+
+    Calls use it, since Equinox takes long to look up a method.
+    """
+    names = tuple(dict.fromkeys(p.name for f in functions for p in f.entry.params))
+    leaves = (functools.reduce(operator.getitem, p, params) for p in param_paths(names))
+    return dict(zip(names, leaves, strict=True))
 
 
 def method(function: Function, name: str, run: Callable[..., object]) -> JaxFunction:

@@ -198,6 +198,31 @@ def test_meaningful_names_stay() -> None:
     assert "    first: Float" in module.source
 
 
+@pytest.mark.parametrize("name", ["{array}{block}", "{array}_{block}", "{array}/{block}", "w{all}"])
+def test_arrays_that_are_numbered_through_all_blocks(name: str) -> None:
+    arrays = _arrays(*[(4, 4), (4,)] * 3)
+    places = [{"array": "wb"[i % 2], "block": i // 2, "all": i} for i in range(6)]
+    names = [name.format(**place) for place in places]
+
+    def run(*given: Any) -> Any:
+        *arrays, x = given
+        for kernel, bias in zip(arrays[::2], arrays[1::2], strict=True):
+            x = jnp.tanh(x @ kernel + bias)
+        return x
+
+    x = np.ones((2, 4), np.float32)
+    lowered = jax.jit(run).lower(*arrays, x)
+    params: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    module = invert.from_stablehlo(lowered, params=params, names=[*names, "x"])
+    emission = module.emit()
+    assert not emission.messages and "for block in self.blocks:" in emission.source
+    assert _classes(emission)["Block"][0].startswith("w: ")
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(x), module(x))
+    for own, array in invert.values(model).items():
+        np.testing.assert_array_equal(array, params[own])
+
+
 def test_convolutions_and_normalizations_of_one_number_are_pairs_where_others_are() -> None:
     """`conv1` and `bn1` in a block whose shortcut has `skip_conv` and `skip_bn`."""
     keras.utils.clear_session()

@@ -154,7 +154,11 @@ class {name}:
         return y * lax.rsqrt(s + 1e-05) * self.scale
 """
 
-    assert ("def rms_norm(" in _rewritten("".join(map(cls, "ABCD")))) == (not first)
+    before, found, function = _rewritten("".join(map(cls, "ABCD"))).partition("def rms_norm(")
+    assert bool(found) == ("jnp.mean" not in first)
+    # What comes before is an argument.
+    assert "tanh" not in function.partition("class A")[0]
+    assert before == "" or not found
 
 
 def test_a_value_that_is_needed_elsewhere_is_an_argument() -> None:

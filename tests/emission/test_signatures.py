@@ -96,6 +96,15 @@ def test_pytrees_are_typed() -> None:
     assert "PyTree" not in source
 
 
+def test_an_argument_may_have_more_parts_than_python_has_levels() -> None:
+    x = ArgSpec("x", (3,), KIND)
+    trees = {"rows": [{"a": x, "b": x}] * 600}
+    module = recovered(entry(lambda *parts: sum(parts[::2]), trees, 0))
+    assert "def __call__(self, rows: list[Rows]" in module.source
+    rows = [{"a": ramp(3) + i, "b": ramp(3)} for i in range(600)]
+    assert np.array_equal(call(module.model, rows), module(rows))
+
+
 def test_four_open_sizes() -> None:
     def fn(x: Any, y: Any) -> Any:
         b, n, m = x.shape

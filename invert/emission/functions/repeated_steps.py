@@ -48,6 +48,8 @@ _KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
         "conv", "Convolve images.",
     ),
 )  # fmt: skip
+# All calls of these.
+_CALLS = frozenset(c for needed, others, _, _ in _KNOWN for c in needed | others)
 # The longest value into which another one is written.
 _LINE = 72
 
@@ -63,6 +65,7 @@ class _Method:
     - `users`: the statements that read what a plain one assigns.
     - `counts`: the static fields that are numbers.
     - `sizes`: for each name of a size that is read, the array and the axis that it is read from.
+    - `known`: the statements that a function with a known name may contain; others end the steps.
     """
 
     node: ast.FunctionDef
@@ -71,6 +74,7 @@ class _Method:
     since: dict[ast.Name, int] = dataclasses.field(default_factory=dict)
     users: dict[ast.stmt, list[ast.stmt]] = dataclasses.field(default_factory=dict)
     sizes: dict[ast.Name, tuple[str, int]] = dataclasses.field(default_factory=dict)
+    known: set[ast.stmt] = dataclasses.field(default_factory=set)
 
     @classmethod
     def of(cls, node: ast.FunctionDef, counts: Set[str]) -> _Method:
@@ -79,6 +83,8 @@ class _Method:
         last: dict[str, ast.Assign | None] = {}
         since: dict[str, int] = {}
         for i, statement in enumerate(node.body):
+            if _is_plain(statement) and _CALLS.issuperset(_calls(statement)):
+                method.known.add(statement)
             for name in syntax.names_in(statement):
                 method.since[name] = since.get(name.id, -1)
                 if not _is_stored(name) and name.id in measured:
@@ -100,7 +106,7 @@ class _Method:
     def value(self, node: ast.expr, kept: Sequence[ast.stmt]) -> tuple[ast.expr, ast.stmt | None]:
         """The expression behind a name, and the statement that assigns it."""
         source = self.defined.get(node) if isinstance(node, ast.Name) else None
-        if source is None or source in kept:
+        if source is None or source in kept or source not in self.known:
             return node, None
         return source.value, source
 
@@ -109,10 +115,9 @@ class _Method:
         calls: dict[ast.stmt, set[str]] = {}
 
         def called(node: ast.AST) -> set[str]:
-            nodes = [*syntax.walk(node)]
-            names = (n for n in nodes if isinstance(n, ast.Name))
-            before = (calls[self.defined[n]] for n in names if n in self.defined)
-            return {_callee(n) for n in nodes if isinstance(n, ast.Call)}.union(*before)
+            sources = (self.defined.get(n) for n in syntax.names_in(node))
+            before = (calls[s] for s in sources if s in self.known)
+            return {*_calls(node)}.union(*before)
 
         for statement in self.node.body:
             calls[statement] = called(statement)
@@ -120,8 +125,17 @@ class _Method:
             if assigned and _kind_of(calls[statement], only=False) is not None:
                 for node in syntax.walk(statement):
                     operation = isinstance(node, ast.Call | ast.BinOp)
-                    if operation and _kind_of(called(node), only=False) is not None:
+                    if (
+                        operation
+                        and _CALLS.issuperset(_calls(node))
+                        and _kind_of(called(node), only=False) is not None
+                    ):
                         yield _Place(self, statement, node)
+
+
+def _calls(node: ast.AST) -> list[str]:
+    """The names of what an expression or a statement calls."""
+    return [_callee(n) for n in syntax.walk(node) if isinstance(n, ast.Call)]
 
 
 def _callee(call: ast.Call) -> str:
@@ -199,8 +213,8 @@ class _Place:
     def is_same(self, one: ast.expr, other: ast.expr) -> bool:
         """Return whether two names or fields are one value."""
         if isinstance(one, ast.Name) and isinstance(other, ast.Name):
-            defined = self.method.defined
-            return one.id == other.id and defined.get(one) is defined.get(other)
+            since = self.method.since
+            return one.id == other.id and since[one] == since[other]
         return bool(field_of(one)) and field_of(one) == field_of(other)
 
     def axes(self) -> dict[ast.expr, tuple[int, int]] | None:
@@ -493,8 +507,7 @@ def _head(node: ast.expr) -> Hashable:
 
 def _kind(place: _Place) -> tuple[str, str] | None:
     """The name and docstring of these steps, if clear what they compute."""
-    nodes = (n for s in (*place.steps, place.node) for n in syntax.walk(s))
-    calls = [_callee(n) for n in nodes if isinstance(n, ast.Call)]
+    calls = [c for s in (*place.steps, place.node) for c in _calls(s)]
     return None if calls.count("jnp.mean") > 1 else _kind_of(calls)
 
 

@@ -8,6 +8,7 @@ which these steps are marked (see `values`). `choices` turns the marks into fiel
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -202,6 +203,7 @@ def keys(
     - `below`: nodes of lower levels, which are among the results only if they lack a layer.
     - `key`: what nodes without a readable method share.
     """
+    fields = functools.cache(fields)  # no layer changes before it is adopted, nor is read after
     found: dict[Draft, Hashable] = {d: key(d) for d in drafts}
     alike: dict[Hashable, list[Draft]] = {}
     results: dict[Draft, Value] = {}

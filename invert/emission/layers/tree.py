@@ -99,6 +99,7 @@ class Node:
         return found
 
 
+_NUMBER = re.compile(r"_?\d+$")
 # Attributes of every class, which a field of that name would get as default.
 METHODS = frozenset({*dir(eqx.Module), *dir(type(eqx.Module))})
 
@@ -306,6 +307,8 @@ class _Building:
         self.nodes: dict[Layer, Node] = {}
         self._placed: dict[Var, Path] = {}
         self._taken: set[tuple[int, Node]] = set()
+        # The layers of lists whose arrays are numbered through the list: `w0`, `w1`, ...
+        self._numbered: set[Layer] = set()
 
     def build(self, layer: Layer, node: Node, path: Path) -> None:
         """Add the parameters and the inner layers of a layer to its node."""
@@ -333,6 +336,7 @@ class _Building:
                 owner, where = self._holder(holders, tuple(inside))
                 # TensorFlow numbers unnamed variables through the whole program.
                 last = stem(last) if stem(last).lower() == "variable" else plain_name(last)
+                last = _NUMBER.sub("", last) if layer in self._numbered else last
                 self._placed[v] = (*path, *where, owner.add(last, v))
             elif self._placed[v][: len(path)] != path:
                 name = ".".join(self._placed[v])
@@ -344,6 +348,7 @@ class _Building:
             for one, other in zip(earlier, inner, strict=True):
                 other.same = one
         fields = self._fields(layer, node, inside=bool(path))
+        self._find_numbered(layer)
         for step in calls(layer.steps):
             if step.layer.same is not None:
                 first = self.at[step.layer.same]
@@ -358,6 +363,20 @@ class _Building:
                     where = (field,)
                 self.tree.names[step.layer] = ".".join(where)
                 self.build(step.layer, child, (*path, *where))
+
+    def _find_numbered(self, layer: Layer) -> None:
+        """Find the lists in a layer whose arrays have the same names, except for their numbers."""
+        lists: dict[str, list[Layer]] = {}
+        for step in calls(layer.steps):
+            if step.layer.listed and not step.layer.mixed:
+                lists.setdefault(step.layer.listed, []).append(step.layer)
+        for items in lists.values():
+            paths = [[_rest(self.paths[v], x, self.common) for v in _arranged(x, self.paths)]
+                     for x in items]  # fmt: skip
+            names = [tuple(map("/".join, own)) for own in paths]
+            plain = {tuple(_NUMBER.sub("", n) for n in own) for own in names}
+            if len(plain) == 1 < len({*names}) and all(itertools.chain(*plain)):
+                self._numbered.update(items)
 
     @functools.cached_property
     def _of_kind(self) -> dict[str, str]:

@@ -107,10 +107,11 @@ def _is_field(key: str) -> bool:
 
 
 def _any_of(types: Sequence[ast.expr]) -> ast.expr:
-    """`A | B | A`: sizes may tell equal ones apart later, see `shorthand`."""
-    if not types:
-        return syntax.name("Any")
-    first, *rest = types
-    for other in rest:
-        first = syntax.infix(first, "|", other)
-    return first
+    """`A | B | A`: sizes may tell equal ones apart later, see `shorthand`.
+
+    It is as flat as can be, since a list may have more elements than Python has levels of calls.
+    """
+    if len(types) < 2:
+        return types[0] if types else syntax.name("Any")
+    half = (len(types) + 1) // 2
+    return syntax.infix(_any_of(types[:half]), "|", _any_of(types[half:]))
