@@ -23,6 +23,7 @@ from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, inlined
+from invert.gradients.checkpoints import with_checkpoints
 from invert.gradients.compare import (
     FAILURES,
     OtherShapesError,
@@ -47,6 +48,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
+from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
@@ -189,6 +191,8 @@ class GradientResolver:
             bounds = from_jax and region.clipped > 0
             if bounds and self.cache.is_proved(promised, raw, self._is_proved):
                 return self._plain(promised, "agrees with autodiff, where gathers promise bounds")
+            if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
+                return rule
             reason = self.cache.difference(region, raw, self._difference)
             if not reason and needed is not None:
                 return self._plain(needed, f"agrees with autodiff numerically{put_back}")
@@ -216,6 +220,18 @@ class GradientResolver:
         )
         self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}")
         return rule
+
+    def _checkpointed(
+        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
+    ) -> Rule | None:
+        """A variant of the region that recomputes steps of loops and whose autodiff agrees."""
+        told = "agrees with autodiff, with checkpoints put back"
+        bounds = {region: told, promised: f"{told}, where gathers promise bounds"}
+        for variant, message in list(bounds.items())[: 2 if region.clipped else 1]:
+            for candidate in with_checkpoints(variant, raw):
+                if self._is_proved(candidate, raw):
+                    return self._plain(candidate, message)
+        return None
 
     def _adjusted(
         self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
@@ -305,14 +321,16 @@ class GradientResolver:
         forms = [inner]
         if (padded := with_paddings(inner)) is not None:
             forms.append(padded)
-        wanted = [jaxprs.over_constants(f, constants) if constants else f for f in forms]
+        wanted = [
+            lowered_form(jaxprs.over_constants(f, constants) if constants else f) for f in forms
+        ]
         for x64 in (self.x64, not self.x64):
             try:
                 with only_refusals():
                     again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            lowered = without_constraints(inlined(again))
+            lowered = lowered_form(without_constraints(inlined(again)))
             if any(difference(form, lowered, constants) is None for form in wanted):
                 return True
         return False
