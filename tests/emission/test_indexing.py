@@ -208,6 +208,21 @@ _OF_EACH: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
         ("b, n, 6", "b, n"),
         "jax.vmap(lambda x, i: jax.ops.segment_sum(x, i, num_segments=5))(x, i)",
     ),
+    (
+        lambda x, i: jax.vmap(lambda x, i: jnp.roll(x, i, axis=1))(x, i),
+        ("b, n, 6", "b"),
+        "jax.vmap(lambda x, i: jnp.roll(x, i, axis=-1))(x, i)",
+    ),
+    (
+        lambda x, i: jnp.repeat(x, jnp.abs(i), axis=2, total_repeat_length=7),
+        ("b, n, 6", "6"),
+        "jnp.repeat(x, jnp.abs(i), axis=-1, total_repeat_length=7)",
+    ),
+    (
+        lambda x, i: jnp.repeat(x[:, 0], jnp.abs(i), total_repeat_length=2 * x.shape[0]),
+        ("n, 6", "n"),
+        "jnp.repeat(x[:, 0], i, total_repeat_length=2 * n)",
+    ),
     (lambda x: x[0] + x[-1], ("n, 6",), "x[0] + x[-1]"),
     (lambda x: x[3] + x[-2], ("n, 6",), "x[3] + x[-2]"),
     (lambda x, i: x[i], ("n, 6", ""), "x[i]"),

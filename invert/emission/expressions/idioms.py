@@ -569,6 +569,33 @@ def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 _IMAGES = 4
 
 
+def _repeat_each(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.repeat(x, counts, total_repeat_length=9)`: each element as often as its count says."""
+    x, atom = eqn.invars
+    for name, operand in _STEPS_OF_REPEAT:
+        if (made := graph.producer(atom, name)) is None:
+            return
+        atom = made.invars[operand]
+    old, new = x.aval.shape, eqn.outvars[0].aval.shape
+    if not is_var(x) or not is_var(atom) or len(old) != len(new):
+        return
+    for axis in range(len(old)):
+        if old[:axis] + old[axis + 1 :] == new[:axis] + new[axis + 1 :]:
+            keywords = {} if len(old) == 1 else {"axis": one_axis(axis, len(old))}
+            length = {"total_repeat_length": literals.size(new[axis])}
+            repeated = call("jnp.repeat", placeholder(0), placeholder(1), **keywords, **length)
+            yield Proposal(repeated, (x, atom), "repeated")
+
+
+# From the indices that `jnp.repeat` looks up back to its counts: the primitive that makes each
+# value, and the operand that leads on.
+_STEPS_OF_REPEAT = (
+    ("broadcast_in_dim", 0), ("select_n", 2), ("add", 0), ("sub", 0), ("jit", 0),
+    ("scatter-add", 1), ("broadcast_in_dim", 0), ("select_n", 1), ("jit", 0), ("scatter", 0),
+    ("jit", 0),
+)  # fmt: skip
+
+
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
@@ -812,7 +839,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
     "add": (_logsumexp, _with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
-    "gather": (_lookup, _slice_of_each),
+    "gather": (_repeat_each, _lookup, _slice_of_each),
     "jit": (fourier.to_length,),
     "min": (_clip,),
     "select_n": (_dropout, _leaky_relu, _where),

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import jax
@@ -16,6 +16,7 @@ import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import fourier, helpers, literals
+from invert.emission.expressions.spelling import one_axis
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
@@ -41,41 +42,11 @@ _SPREADS = frozenset({"var", "std", "norm"})
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may trace to the call `name`."""
-    if name == "resize_bilinear":
-        size = literals.shape(eqn.outvars[0].aval.shape[1:3])
-        yield helpers.calling(helpers.resize_bilinear, *args, size)
-        yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
-        for align in (False, True):
-            yield helpers.calling(helpers.resize_corners, *args, size, number(align))
-        return
-    if name == "fft":
-        yield from fourier.calls(eqn, args[0])
-        return
-    if name == "_bernoulli":
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        yield call("jax.random.bernoulli", *args, shape)
-        return
-    if name == "_randint":
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        kind = literals.dtype(eqn.outvars[0].aval.dtype)
-        yield call("jax.random.randint", args[0], shape, *args[1:])
-        yield call("jax.random.randint", args[0], shape, *args[1:], kind)
-        return
-    if name == "_roll_static" and len(args) == 1:
-        yield from _rolls(eqn, args[0])
+    if (calls := _CALLS.get(name.lstrip("_"))) is not None:
+        yield from calls(name.lstrip("_"), eqn, args)
         return
     if name in _SIGNS and len(args) == 2:
         yield syntax.infix(args[0], _SIGNS[name], args[1])
-    if name in _RANDOM:
-        shape = literals.shape(eqn.outvars[0].aval.shape)
-        dtype = eqn.outvars[0].aval.dtype
-        kind = literals.dtype(dtype)
-        function = f"jax.random.{name.lstrip('_')}"
-        yield call(function, args[0], shape)
-        yield call(function, args[0], shape, kind)
-        keywords = dict(zip(("minval", "maxval"), args[1:], strict=False))
-        yield call(function, args[0], shape, kind, **keywords)
-        return
     for plain in dict.fromkeys((name, _RENAMED.get(name, name), name.strip("_"))):
         for where, module in _MODULES:
             if callable(getattr(module, plain, None)) and not plain.startswith("_"):
@@ -97,7 +68,64 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
 _SIGNS = {"remainder": "%", "floor_divide": "//"}
 
 
-def _rolls(eqn: Eqn, x: ast.expr) -> Iterator[ast.expr]:
+def _resize_bilinear(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """TensorFlow's resizing."""
+    size = literals.shape(eqn.outvars[0].aval.shape[1:3])
+    yield helpers.calling(helpers.resize_bilinear, *args, size)
+    yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
+    for align in (False, True):
+        yield helpers.calling(helpers.resize_corners, *args, size, number(align))
+
+
+def _resize(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """The other methods of `jax.image.resize` have weights in 64 bits, where these are enabled."""
+    shape = literals.shape(eqn.outvars[0].aval.shape)
+    yield call("jax.image.resize", *args, shape, number("nearest"))
+
+
+def _fft(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    yield from fourier.calls(eqn, args[0])
+
+
+def _drawn(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """Random numbers of a shape and perhaps a dtype."""
+    shape = literals.shape(eqn.outvars[0].aval.shape)
+    dtype = literals.dtype(eqn.outvars[0].aval.dtype)
+    function = f"jax.random.{name}"
+    match name:
+        case "bernoulli":
+            yield call(function, *args, shape)
+        case "randint":
+            yield call(function, args[0], shape, *args[1:])
+            yield call(function, args[0], shape, *args[1:], dtype)
+        case _:
+            yield call(function, args[0], shape)
+            yield call(function, args[0], shape, dtype)
+            keywords = dict(zip(("minval", "maxval"), args[1:], strict=False))
+            yield call(function, args[0], shape, dtype, **keywords)
+
+
+def _one_hot(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    result = eqn.outvars[0].aval
+    keywords = {"dtype": literals.dtype(result.dtype)}
+    for axis in (-1, *range(len(result.shape) - 1)):
+        classes = literals.size(result.shape[axis])
+        place = {} if axis == -1 else {"axis": number(axis)}
+        yield call("jax.nn.one_hot", args[0], classes, **place, **keywords)
+
+
+def _linspace(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    result = eqn.outvars[0].aval
+    keywords = {"dtype": literals.dtype(result.dtype)}
+    for axis in range(len(result.shape)):
+        place = {"axis": number(axis)} if axis else {}
+        count = literals.size(result.shape[axis])
+        yield call("jnp.linspace", *args, count, **place, **keywords)
+        open_end = {"endpoint": number(False), **place}
+        yield call("jnp.linspace", *args, count, **open_end, **keywords)
+
+
+def _roll_static(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """`jnp.roll(x, -1, axis=0)`, by the parts that the called program joins."""
     joins = [e for e in open_jaxpr(eqn.params["jaxpr"]).eqns if e.primitive.name == "concatenate"]
     axes = [e.params["dimension"] for e in joins]
@@ -106,7 +134,39 @@ def _rolls(eqn: Eqn, x: ast.expr) -> Iterator[ast.expr]:
     if joins and not any(map(is_open, (*sizes, *shifts))):
         short = [s - n if 2 * s > n else s for s, n in zip(shifts, sizes, strict=True)]
         shift = syntax.one_or_tuple([number(s) for s in short])
-        yield call("jnp.roll", x, shift, axis=_axes_of(axes, len(eqn.invars[0].aval.shape)))
+        yield call("jnp.roll", args[0], shift, axis=_axes_of(axes, len(eqn.invars[0].aval.shape)))
+
+
+def _roll_dynamic(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """`jnp.roll(x, shift, axis=1)`, perhaps mapped over a batch of arrays and shifts."""
+    x, shift = (v.aval for v in eqn.invars)
+    mapped = len(shift.shape)
+    for axis in range(len(x.shape) - mapped):
+        keywords = {"axis": one_axis(axis, len(x.shape) - mapped)}
+        if not mapped:
+            yield call("jnp.roll", *args, **keywords)
+            continue
+        rolled = call("jnp.roll", syntax.name("x"), syntax.name("i"), **keywords)
+        yield call(call("jax.vmap", syntax.lambda_of(["x", "i"], rolled)), *args)
+
+
+def _take_along_axis(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    for axis in (-1, *range(len(eqn.invars[0].aval.shape) - 1)):
+        yield call("jnp.take_along_axis", *args, axis=number(axis))
+
+
+# Functions whose calls hold more than their operands.
+_CALLS: Mapping[str, Callable[[str, Eqn, Sequence[ast.expr]], Iterator[ast.expr]]] = {
+    "resize_bilinear": _resize_bilinear,
+    "resize": _resize,
+    "fft": _fft,
+    "one_hot": _one_hot,
+    "linspace": _linspace,
+    "roll_static": _roll_static,
+    "roll_dynamic": _roll_dynamic,
+    "take_along_axis": _take_along_axis,
+    **dict.fromkeys(("bernoulli", "randint", "uniform", "normal", "gumbel", "exponential"), _drawn),
+}
 
 
 @functools.cache
@@ -152,8 +212,6 @@ def _shifts(eqn: Eqn) -> list[int]:
     numbers = (a for e in adds for a in e.invars if isinstance(a, Literal))
     return [0, *(int(a.val) for a in numbers if not a.aval.shape)]
 
-
-_RANDOM = frozenset({"_uniform", "_normal", "_gumbel", "_exponential"})
 
 _ACTIVATIONS = """relu relu6 leaky_relu gelu silu swish elu selu celu softplus mish hard_swish
     hard_silu hard_sigmoid""".split()
