@@ -226,9 +226,14 @@ class GradientResolver:
     ) -> Rule | None:
         """A variant of the region that recomputes steps of loops and whose autodiff agrees."""
         told = "agrees with autodiff, with checkpoints put back"
-        bounds = {region: told, promised: f"{told}, where gathers promise bounds"}
-        for variant, message in list(bounds.items())[: 2 if region.clipped else 1]:
-            for candidate in with_checkpoints(variant, raw):
+        variants = [(region, told), (promised, f"{told}, where gathers promise bounds")]
+        for variant, message in variants if region.clipped else variants[:1]:
+            try:
+                with only_refusals(), jax.enable_x64(self.x64):
+                    candidates = list(with_checkpoints(variant, raw))
+            except FAILURES:
+                return None
+            for candidate in candidates:
                 if self._is_proved(candidate, raw):
                     return self._plain(candidate, message)
         return None
