@@ -149,11 +149,14 @@ def spaced_places(
             return None
     places: dict[int, Rows] = {}
     for axis, column in zip(axes, columns, strict=True):
-        number = None if axis in spaced else _number(column, makers)
-        rows = _along(column, spaced.index(axis), makers) if axis in spaced else None
-        if number is None and rows is None:
+        rows: Rows | None = None
+        if axis in spaced:
+            rows = _along(column, spaced.index(axis), makers)
+        elif (number := _number(column, makers)) is not None:
+            rows = number, 0, 1
+        if rows is None:
             return None
-        places[axis] = (number, 0, 1) if rows is None else rows
+        places[axis] = rows
     return places
 
 
