@@ -17,7 +17,7 @@ from invert._private.jax import trace_closed
 from invert.ir.graph import Graph
 from invert.ir.interpret import replacing, retrace
 from invert.ir.jaxprs import canonicalize
-from invert.ir.size_slices import spaced_rows
+from invert.ir.size_slices import spaced_places
 from invert.ir.sizes import Shape, is_open
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Value
 
@@ -75,31 +75,36 @@ def _at_one_place(graph: Graph, eqn: Eqn) -> _Padding | None:
 
 
 def _at_equal_distances(graph: Graph, eqn: Eqn) -> _Padding | None:
-    """The padding equal to an addition into zeros at `start + stride * i` along one axis."""
+    """The padding equal to an addition into zeros at `start + stride * i` along some axes."""
     zeros, indices, part = eqn.invars
     numbers = eqn.params["dimension_numbers"]
-    shape, axes = zeros.aval.shape, numbers.scatter_dims_to_operand_dims
-    if len(indices.aval.shape) != 2 or len(axes) != 1 or numbers.inserted_window_dims != axes:
+    shape, spaced = zeros.aval.shape, numbers.inserted_window_dims
+    kept = tuple(i for i in range(len(shape)) if i not in spaced)
+    if numbers.update_window_dims != kept or numbers.operand_batching_dims:
         return None
-    (axis,) = axes
-    others = tuple(i for i in range(len(shape)) if i != axis)
-    rows = spaced_rows(indices, graph.producers)
-    if rows is None or numbers.update_window_dims != others or numbers.operand_batching_dims:
+    axes = numbers.scatter_dims_to_operand_dims
+    if (places := spaced_places(indices, axes, spaced, graph.producers)) is None:
         return None
-    if any(part.aval.shape[i] != shape[i] for i in others):
-        return None
-    start, stride, count = rows
-    if stride == 0 or any(map(is_open, (start, count, shape[axis]))):
-        return None
-    first, last = sorted((int(start), int(start + stride * (count - 1))))
-    low, high = first, int(shape[axis]) - 1 - last
-    if low < 0 or high < 0:
-        return None
-    config: _Config = [(0, 0, 0)] * len(shape)
-    config[axis] = (low, high, abs(stride) - 1)
+    config: _Config = []
+    turned = [axis for axis in spaced if places[axis][1] < 0]
+    for axis, size in enumerate(shape):
+        width = part.aval.shape[axis]
+        start, stride, count = places.get(axis, (0, 0, 1))
+        if axis in kept and axis not in places:
+            if width != size:
+                return None
+            config.append((0, 0, 0))
+            continue
+        if (axis in spaced and stride == 0) or any(map(is_open, (start, count, width, size))):
+            return None
+        ends = (start, start + (stride * (count - 1) if axis in spaced else width - 1))
+        low, high = int(min(ends)), int(size - 1 - max(ends))
+        if low < 0 or high < 0:
+            return None
+        config.append((low, high, max(abs(stride) - 1, 0)))
 
     def run(zeros: Value, indices: Value, part: Value) -> list[Value]:
-        part = lax.rev(part, (axis,)) if stride < 0 else part
+        part = lax.rev(part, turned) if turned else part
         return [lax.pad(part, np.zeros((), part.dtype), config)]
 
     return run

@@ -23,6 +23,7 @@ from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, inlined
+from invert.gradients.checkpoints import with_checkpoints
 from invert.gradients.compare import (
     FAILURES,
     OtherShapesError,
@@ -48,6 +49,7 @@ from invert.ir.avals import type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
 from invert.ir.lookups import adds_without_clipping
+from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
@@ -195,6 +197,8 @@ class GradientResolver:
             if variant is not None:
                 self._say(gradient, "agrees with autodiff")
                 return None
+            if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
+                return rule
             reason = self.cache.difference(region, raw, self._difference)
             if not reason and needed is not None:
                 return self._plain(needed, f"agrees with autodiff numerically{put_back}")
@@ -222,6 +226,23 @@ class GradientResolver:
         )
         self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}")
         return rule
+
+    def _checkpointed(
+        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
+    ) -> Rule | None:
+        """A variant of the region that recomputes steps of loops and whose autodiff agrees."""
+        told = "agrees with autodiff, with checkpoints put back"
+        variants = [(region, told), (promised, f"{told}, where gathers promise bounds")]
+        for variant, message in variants if region.clipped else variants[:1]:
+            try:
+                with only_refusals(), jax.enable_x64(self.x64):
+                    candidates = list(with_checkpoints(variant, raw))
+            except FAILURES:
+                return None
+            for candidate in candidates:
+                if self._is_proved(candidate, raw):
+                    return self._plain(candidate, message)
+        return None
 
     def _adjusted(
         self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
@@ -311,14 +332,16 @@ class GradientResolver:
         forms = [inner]
         if (padded := with_paddings(inner)) is not None:
             forms.append(padded)
-        wanted = [jaxprs.over_constants(f, constants) if constants else f for f in forms]
+        wanted = [
+            lowered_form(jaxprs.over_constants(f, constants) if constants else f) for f in forms
+        ]
         for x64 in (self.x64, not self.x64):
             try:
                 with only_refusals():
                     again = self._lowered(region, list(large), x64)
             except FAILURES:
                 return False
-            lowered = without_constraints(inlined(again))
+            lowered = lowered_form(without_constraints(inlined(again)))
             if any(difference(form, lowered, constants) is None for form in wanted):
                 return True
         return False

@@ -88,10 +88,14 @@ def in_order_of_use(
     return changed, kept
 
 
-def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
+def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var], *, through: bool = False) -> list[int]:
     """Positions of `variables`, in order of use by the results and the effects.
 
     This does not depend on the order of equations without effects.
+
+    **Arguments:**
+
+    - `through`: whether what makes a variable uses others of them.
     """
     graph = Graph(jaxpr)
     wanted = {v: i for i, v in enumerate(variables)}
@@ -106,7 +110,7 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var]) -> list[int]:
         seen.add(atom)
         if atom in wanted:
             order.setdefault(wanted[atom])
-        elif (eqn := graph.producers.get(atom)) is not None:
+        if (through or atom not in wanted) and (eqn := graph.producers.get(atom)) is not None:
             pending.extendleft(reversed(eqn.invars))
     return list(order)
 

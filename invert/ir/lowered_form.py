@@ -14,7 +14,7 @@ from typing import TypeVar
 from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
 from invert.ir import jaxprs
 from invert.ir.carries import equal_carries, sharing
-from invert.ir.closed_over import in_order_of_use, with_closed_over
+from invert.ir.closed_over import in_order_of_use, order_of_use, with_closed_over
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
@@ -28,9 +28,10 @@ def lowered_form(closed: J) -> J:
     A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
     once where the graph may read it twice per step. It has a counter even if its body counts too,
     and it carries states before the arrays that it fills. Loops and branches take a value once
-    where the calls around them took it as two arguments. Custom calls stay unchanged.
+    where the calls around them took it as two arguments. An `optimization_barrier`, as of
+    `jax.checkpoint`, holds values in order of use. Custom calls stay unchanged.
     """
-    closed = jaxprs.map_jaxprs(closed, _opened)
+    closed = jaxprs.map_jaxprs(jaxprs.map_jaxprs(closed, _opened), _with_ordered_barriers)
     closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
     merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _Simplest()))
     return jaxprs.canonicalize(merged)
@@ -50,6 +51,24 @@ def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars:
         return jaxpr
     return jaxprs.with_inlined(jaxpr, lambda e: e.params.get(_CALLED.get(e.primitive.name, "")))
+
+
+def _with_ordered_barriers(jaxpr: Jaxpr) -> Jaxpr:
+    """Order what each `optimization_barrier` holds by its use."""
+    barriers = [e for e in jaxpr.eqns if e.primitive.name == "optimization_barrier"]
+    if not barriers:
+        return jaxpr
+    held = [v for eqn in barriers for v in eqn.outvars]
+    place = {held[i]: k for k, i in enumerate(order_of_use(jaxpr, held, through=True))}
+
+    def visit(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "optimization_barrier":
+            return eqn
+        pairs = zip(eqn.invars, eqn.outvars, strict=True)
+        kept = sorted((p for p in pairs if p[1] in place), key=lambda p: place[p[1]])
+        return eqn.replace(invars=[a for a, _ in kept], outvars=[v for _, v in kept])
+
+    return jaxprs.with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
 
 
 _BODIES = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "jit": ("jaxpr",)}

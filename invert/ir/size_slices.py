@@ -8,6 +8,7 @@ bounds, the equation becomes a `slice`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from jax import lax
 
@@ -37,7 +38,7 @@ def _may_be(eqn: Eqn) -> bool:
     """Return whether an equation gathers from an array with open sizes, or slices it."""
     if eqn.primitive.name == "dynamic_slice":
         return any(map(is_open, eqn.invars[0].aval.shape))
-    if eqn.primitive.name != "gather" or len(eqn.invars[1].aval.shape) not in (1, 2):
+    if eqn.primitive.name != "gather":
         return False
     sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])
     numbers = eqn.params["dimension_numbers"]
@@ -89,39 +90,88 @@ def _strided(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> list[Eqn] | None:
     """Equations of the equal strided slice; `None` if the array may be shorter."""
     x, index = eqn.invars
     numbers, lengths = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    shape, axes = x.aval.shape, numbers.start_index_map
-    if len(index.aval.shape) != 2 or len(axes) != 1 or numbers.collapsed_slice_dims != axes:
+    shape, axes, spaced = x.aval.shape, numbers.start_index_map, numbers.collapsed_slice_dims
+    kept = tuple(i for i in range(len(shape)) if i not in spaced)
+    whole = all(i in axes or n == shape[i] for i, n in enumerate(lengths))
+    if not whole or numbers.offset_dims != kept:
         return None
-    (axis,) = axes
-    whole = all(i == axis or n == shape[i] for i, n in enumerate(lengths))
-    if not whole or numbers.offset_dims != tuple(i for i in range(len(shape)) if i != axis):
+    if (places := spaced_places(index, axes, spaced, makers)) is None:
         return None
-    if (rows := spaced_rows(index, makers)) is None:
-        return None
-    start, stride, count = rows
-    # JAX cannot transpose a strided slice of an open size that may be empty.
-    if stride == 0 or not decided("ge", count, 1):
-        return None
-    first = start if stride > 0 else start + stride * (count - 1)
-    step, size = abs(stride), shape[axis]
-    to_the_end = decided("eq", (size - first + step - 1) // step, count)
-    last = size if to_the_end else first + step * (count - 1) + 1
-    if not (decided("ge", first, 0) and decided("le", last, size)):
-        return None
-
+    starts: list[DimSize] = [0] * len(shape)
+    limits, steps = list(shape), [1] * len(shape)
+    for axis, (start, stride, count) in places.items():
+        first, last, size = start, start + lengths[axis], shape[axis]
+        if axis in spaced:
+            # JAX cannot transpose a strided slice of an open size that may be empty.
+            if stride == 0 or not decided("ge", count, 1):
+                return None
+            first = start if stride > 0 else start + stride * (count - 1)
+            steps[axis] = step = abs(stride)
+            to_the_end = decided("eq", (size - first + step - 1) // step, count)
+            last = size if to_the_end else first + step * (count - 1) + 1
+        if not (decided("ge", first, 0) and decided("le", last, size)):
+            return None
+        starts[axis], limits[axis] = first, last
+    turned = [axis for axis in spaced if places[axis][1] < 0]
     # As everywhere, without unit strides.
-    strides = [step if i == axis else 1 for i in range(len(shape))] if step > 1 else None
+    strides = steps if max(steps) > 1 else None
 
     def cut(x: Value) -> Value:
-        starts = [first if i == axis else 0 for i in range(len(shape))]
-        limits = [last if i == axis else n for i, n in enumerate(shape)]
         part = lax.slice(x, starts, limits, strides)
-        return lax.rev(part, axes) if stride < 0 else part
+        return lax.rev(part, turned) if turned else part
 
     return in_place_of(eqn, [x], cut)
 
 
-def spaced_rows(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+# Start, stride and length of evenly spaced indices.
+Rows: TypeAlias = tuple[DimSize, int, DimSize]
+
+
+def spaced_places(
+    index: Atom, axes: Sequence[int], spaced: Sequence[int], makers: Mapping[Atom, Eqn]
+) -> dict[int, Rows] | None:
+    """The evenly spaced indices along each of `axes`; `None` if they are others.
+
+    **Arguments:**
+
+    - `index`: indices in the last axis, one for each of `axes`.
+    - `spaced`: the axes whose indices form an axis each of `index`, in order. Others have one.
+    """
+    if len(index.aval.shape) != len(spaced) + 1 or not spaced or not {*spaced} <= {*axes}:
+        return None
+    columns: Sequence[Atom] = [index]
+    if len(axes) > 1:
+        joined = makers.get(index)
+        if joined is None or joined.primitive.name != "concatenate":
+            return None
+        columns = joined.invars
+        if joined.params["dimension"] != len(spaced) or len(columns) != len(axes):
+            return None
+    places: dict[int, Rows] = {}
+    for axis, column in zip(axes, columns, strict=True):
+        rows: Rows | None = None
+        if axis in spaced:
+            rows = _along(column, spaced.index(axis), makers)
+        elif (number := _number(column, makers)) is not None:
+            rows = number, 0, 1
+        if rows is None:
+            return None
+        places[axis] = rows
+    return places
+
+
+def _along(atom: Atom, axis: int, makers: Mapping[Atom, Eqn]) -> Rows | None:
+    """As `spaced_rows`, along another axis, of an array that is constant along the others."""
+    eqn = makers.get(atom)
+    if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+        return spaced_rows(atom, makers) if axis == 0 else None
+    if eqn.params["broadcast_dimensions"] != (axis,):
+        return None
+    rows = spaced_rows(eqn.invars[0], makers)
+    return rows if rows is not None and rows[2] == atom.aval.shape[axis] else None
+
+
+def spaced_rows(atom: Atom, makers: Mapping[Atom, Eqn]) -> Rows | None:
     """Start, stride and length of the indices along the first axis of an array.
 
     `None` if they are not evenly spaced, or depend on data.
@@ -147,7 +197,7 @@ def spaced_rows(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[DimSize, int, D
     return None
 
 
-def _shifted(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> tuple[DimSize, int, DimSize] | None:
+def _shifted(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> Rows | None:
     """`spaced_rows` of a sum, a difference or a product with one number."""
     pairs = [(spaced_rows(a, makers), _number(a, makers)) for a in eqn.invars]
     for (rows, _), (_, number) in (pairs, pairs[::-1]):

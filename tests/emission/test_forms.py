@@ -49,6 +49,28 @@ def same(module: Any, *args: np.ndarray) -> None:
         (lambda x: jnp.where(jnp.ones(x.shape, bool) & (x[:1] > 0), x, 0.0), "x[:1] > 0.0"),
         (lambda x: jnp.repeat(x, 3, axis=1), "jnp.repeat(x, 3, axis=-1)"),
         (lambda x: jnp.repeat(x, 2, axis=0), "jnp.repeat(x, 2, axis=0)"),
+        (
+            lambda x: jax.nn.one_hot(jnp.argmax(x, axis=-1), 5),
+            "5, dtype=jnp.float32)",
+        ),
+        (
+            lambda x: jax.nn.one_hot((x * 3).astype(int), 5, axis=1),
+            "5, axis=1, dtype=jnp.float32)",
+        ),
+        (
+            lambda x: jnp.linspace(x[:, 0], x[:, 1], 4, axis=1),
+            "4, axis=1, dtype=jnp.float32)",
+        ),
+        (
+            lambda x: jnp.linspace(x[:, 0], x[:, 1], 4, endpoint=False),
+            "4, endpoint=False, dtype=jnp.float32)",
+        ),
+        (
+            lambda x: jax.image.resize(x, (x.shape[0], 7), "nearest"),
+            'jax.image.resize(x, (b, 7), "nearest")',
+        ),
+        (lambda x: jnp.take_along_axis(x, (x > 0).astype(int), 1), "axis=-1)"),
+        (lambda x: jnp.take_along_axis(x.T, (x.T > 0).astype(int)[:1], 0), "axis=0)"),
         (lambda x: jnp.var(x, axis=-1, keepdims=True), "jnp.var(x, axis=-1, keepdims=True)"),
         (lambda x: x / jnp.std(x, axis=0), "jnp.std(x, axis=0)"),
         (lambda x: jnp.std(x, axis=-1), "jnp.std(x, axis=-1)"),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax.experimental import jax2tf
 
 import invert
 from tests.emission.models import ramp, recovered, with_params
@@ -271,3 +272,28 @@ def test_layers_in_a_list_take_their_key_by_name(layers: str) -> None:
     assert "(x, key=key)" in emitted.source.split("class Model(")[1]
     model: Any = emitted.model
     np.testing.assert_allclose(model(*arrays), module(*arrays), rtol=1e-5, atol=1e-6)
+
+
+def test_fields_of_nested_dictionaries_are_in_order_of_use(tmp_path: Any) -> None:
+    """A SavedModel lists the variables of sorted dictionaries level by level."""
+    params = {"body": {"inner": _dense(4, 4, 1)}, "last": _dense(4, 4, 2), "stem": _dense(4, 4, 0)}
+    holder = tf.Module()
+    holder.params = tf.nest.map_structure(tf.Variable, params)
+
+    def model(p: Any, x: Any) -> Any:
+        x = jnp.tanh(_linear(p["stem"], x, "stem"))
+        with jax.named_scope("body"):
+            x = x + jnp.tanh(_linear(p["body"]["inner"], x, "inner"))
+        return _linear(p["last"], x, "last")
+
+    converted = jax2tf.convert(model)
+    holder.f = tf.function(
+        lambda x: converted(holder.params, x),
+        autograph=False,
+        input_signature=[tf.TensorSpec((3, 4), tf.float32, name="x")],
+    )
+    tf.saved_model.save(holder, str(tmp_path))
+    fields = re.findall(
+        r"^    (\w+): \w+$", _source(invert.load(tmp_path)).split("__init__")[-2], re.M
+    )
+    assert fields == ["stem", "body", "last"]

@@ -82,7 +82,18 @@ def policy_and_value(w: Any, x: Any, reward: Any) -> Any:
     return 0.5 * jnp.mean((value - goal) ** 2) - gained.mean()
 
 
+def stacked(**options: Any) -> Callable[..., Any]:
+    """Layers in a loop that recomputes each, whose weights are the first arguments of a layer."""
+
+    def layer(w: Any, x: Any) -> Any:
+        return x + jnp.tanh(x @ w)
+
+    recomputed = jax.checkpoint(layer, **options)
+    return lambda w, x: lax.scan(lambda x, w: (recomputed(w, x), None), x, w)[0]
+
+
 WEIGHTS, ROWS = (np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32) for n in (4, 5))
+LAYERS = np.random.default_rng(1).normal(size=(3, 4, 4)).astype(np.float32)
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "custom_vjp": (lambda x: clipped(x) + jnp.sin(x), (X,), "kept as custom_vjp"),
@@ -91,6 +102,22 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "stops together": (cancelling, (X,), "put back"),
     "stops of a scan": (policy_and_value, (WEIGHTS, ROWS, ROWS[:, 0]), "put back"),
     # Of `nextafter`, which has none in some versions of JAX, in an inner function.
+    "recomputed": (stacked(), (LAYERS, ROWS), "with checkpoints put back"),
+    "products kept": (
+        stacked(policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False),
+        (LAYERS, ROWS),
+        "with checkpoints put back",
+    ),
+    "recomputed after a lookup": (
+        lambda x, i, w: stacked(prevent_cse=False)(w, x[i]),
+        (ROWS, OUT_OF_BOUNDS, LAYERS),
+        "with checkpoints put back, where gathers promise bounds",
+    ),
+    "nothing recomputed": (
+        stacked(policy=jax.checkpoint_policies.everything_saveable, prevent_cse=False),
+        (LAYERS, ROWS),
+        "agrees with autodiff",
+    ),
     "no derivative": (
         lambda x: jax.random.truncated_normal(jax.random.key(0), -x, 2.0),
         (X,),
@@ -139,6 +166,19 @@ def test_the_text_of_a_rule_around_a_loop() -> None:
     assert "kept as custom_jvp" in module.report.gradients[0]
     np.testing.assert_array_equal(slope(module.model, x, w), slope(module, x, w))
     np.testing.assert_allclose(slope(module, x, w), slope(f, x, w), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["recomputed", "products kept", "nothing recomputed"])
+def test_the_text_recomputes_what_the_original_does(name: str) -> None:
+    f, args, _ = PROGRAMS[name]
+    model = invert.from_exported(stored(f, *args)).model
+
+    def products(of: Callable[..., Any]) -> int:
+        """Those of the forward and the backward pass."""
+        return str(jax.make_jaxpr(lambda *xs: jax.vjp(of, *xs)[1](xs[1]))(*args)).count("dot_gen")
+
+    assert products(model) == products(f)
+    np.testing.assert_allclose(slope(model, *args), slope(f, *args), rtol=1e-5, atol=1e-6)
 
 
 def test_a_deserialized_artifact_holds_its_vjp() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 import numpy as np
 
 from invert._errors import EmissionError
@@ -400,6 +401,9 @@ def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
     function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, syntax.one_or_tuple)
     keywords: dict[str, ast.expr] = {}
+    policies = vars(jax.checkpoint_policies).items()
+    if named := [name for name, policy in policies if policy == eqn.params["policy"]]:
+        keywords["policy"] = syntax.name(f"jax.checkpoint_policies.{named[0]}")
     if not eqn.params["prevent_cse"]:
         keywords["prevent_cse"] = number(False)
     wrapped = call("jax.checkpoint", _reference(function), **keywords)

@@ -16,7 +16,15 @@ import numpy as np
 from jax import lax
 
 from invert._errors import optional_step
-from invert.emission.expressions import attention, fourier, helpers, indexing, library, literals
+from invert.emission.expressions import (
+    attention,
+    fourier,
+    helpers,
+    indexing,
+    library,
+    literals,
+    repeats,
+)
 from invert.emission.expressions.products import (
     dot_options,
     is_matrix_product,
@@ -547,28 +555,6 @@ def _spelled(atom: Atom, variables: Sequence[Var]) -> ast.expr:
     return literals.of_literal(atom, plain=True)
 
 
-def _repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
-    """`jnp.repeat(x, 2, axis=1)`: the elements along an axis several times each."""
-    wide = graph.producer(eqn.invars[0], "broadcast_in_dim")
-    if wide is None or not is_var(wide.invars[0]):
-        return
-    x, shape = wide.invars[0], wide.params["shape"]
-    added = [i for i in range(len(shape)) if i not in wide.params["broadcast_dimensions"]]
-    if len(added) == 1 and added[0] > 0 and isinstance(shape[added[0]], int):
-        times, axis = number(int(shape[added[0]])), axis_of(added, len(shape))
-        if len(x.aval.shape) > 1:
-            axis = axis_of([added[0] - 1], len(x.aval.shape))
-        keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}
-        before = graph.producer(x, "reshape")
-        again = before and graph.producer(before.invars[0], "broadcast_in_dim")
-        hint = "upsampled" if again and len(x.aval.shape) == _IMAGES else "repeated"
-        yield Proposal(call("jnp.repeat", placeholder(), times, **keywords), (x,), hint)
-
-
-# The rank of a batch of images.
-_IMAGES = 4
-
-
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
@@ -812,7 +798,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "mul": (_gelu, _silu, _hard_gate, _scale_of_scores, _with_size("*"), _broadcasting("*")),
     "add": (_logsumexp, _with_size("+"), _broadcasting("+")),
     "sub": (_with_size("-"), _broadcasting("-")),
-    "gather": (_lookup, _slice_of_each),
+    "gather": (repeats.repeat_each, _lookup, _slice_of_each),
     "jit": (fourier.to_length,),
     "min": (_clip,),
     "select_n": (_dropout, _leaky_relu, _where),
@@ -831,7 +817,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "squeeze": (attention.attention, _element, _item),
     "dynamic_slice": (_part,),
     "dynamic_update_slice": (_update,),
-    "reshape": (attention.attention, _repeat),
+    "reshape": (attention.attention, repeats.repeat),
     "transpose": (attention.attention, _einsum),
 }
 

@@ -295,12 +295,18 @@ def slices(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     bounds = [literals.shape(params[n]) for n in ("start_indices", "limit_indices")]
     strides = [] if params["strides"] is None else [literals.shape(params["strides"])]
     shape = program.shape(eqn.invars[0])
-    ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
-    cut = [i for i, (start, limit, n) in enumerate(ends) if start != 0 or limit != n]
-    if len(cut) == 1 and not strides:
-        (axis,) = cut
-        start, limit = (literals.size(params[n][axis]) for n in ("start_indices", "limit_indices"))
-        yield call("lax.slice_in_dim", args[0], start, limit, axis=number(axis))
+    steps = params["strides"] or (1,) * len(shape)
+    ends = zip(params["start_indices"], params["limit_indices"], steps, shape, strict=True)
+    cut = [
+        (axis, start, number(None) if limit == n else literals.size(limit), step)
+        for axis, (start, limit, step, n) in enumerate(ends)
+        if start != 0 or limit != n or step != 1
+    ]
+    if len(cut) == 1:
+        ((axis, start, limit, step),) = cut
+        stride = [] if step == 1 else [number(int(step))]
+        part = (literals.size(start), limit, *stride)
+        yield call("lax.slice_in_dim", args[0], *part, axis=number(axis))
     yield call("lax.slice", args[0], *bounds, *strides)
 
 

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import jax
@@ -16,6 +16,7 @@ import jax.scipy.special
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import fourier, helpers, literals
+from invert.emission.expressions.spelling import one_axis
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
@@ -41,21 +42,11 @@ _SPREADS = frozenset({"var", "std", "norm"})
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may trace to the call `name`."""
-    if name == "resize_bilinear":
-        size = literals.shape(eqn.outvars[0].aval.shape[1:3])
-        yield helpers.calling(helpers.resize_bilinear, *args, size)
-        yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
-        for align in (False, True):
-            yield helpers.calling(helpers.resize_corners, *args, size, number(align))
-        return
-    if name == "fft":
-        yield from fourier.calls(eqn, args[0])
-        return
-    if eqn.invars and is_key(eqn.invars[0]):
-        yield from _random_numbers(name.lstrip("_"), eqn, args)
-        return
-    if name == "_roll_static" and len(args) == 1:
-        yield from _rolls(eqn, args[0])
+    calls = _CALLS.get(name.lstrip("_"))
+    if calls is None and eqn.invars and is_key(eqn.invars[0]):
+        calls = _random_numbers
+    if calls is not None:
+        yield from calls(name.lstrip("_"), eqn, args)
         return
     if name in _SIGNS and len(args) == 2:
         yield syntax.infix(args[0], _SIGNS[name], args[1])
@@ -74,6 +65,29 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                     for axis in (*range(len(eqn.invars[0].aval.shape) - 1), -1):
                         yield call(function, *args, axis=number(axis))
                 break
+
+
+# Functions with an operator.
+_SIGNS = {"remainder": "%", "floor_divide": "//"}
+
+
+def _resize_bilinear(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """TensorFlow's resizing."""
+    size = literals.shape(eqn.outvars[0].aval.shape[1:3])
+    yield helpers.calling(helpers.resize_bilinear, *args, size)
+    yield helpers.calling(helpers.resize_pixels, *args, size)  # of sizes that are not known
+    for align in (False, True):
+        yield helpers.calling(helpers.resize_corners, *args, size, number(align))
+
+
+def _resize(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """The other methods of `jax.image.resize` have weights in 64 bits, where these are enabled."""
+    shape = literals.shape(eqn.outvars[0].aval.shape)
+    yield call("jax.image.resize", *args, shape, number("nearest"))
+
+
+def _fft(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    yield from fourier.calls(eqn, args[0])
 
 
 def _random_numbers(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
@@ -116,11 +130,28 @@ _MAKES_AXES: dict[str, tuple[int, str | None]] = {
     "orthogonal": (2, "n"),
 }
 
-# Functions with an operator.
-_SIGNS = {"remainder": "%", "floor_divide": "//"}
+
+def _one_hot(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    result = eqn.outvars[0].aval
+    keywords = {"dtype": literals.dtype(result.dtype)}
+    for axis in (-1, *range(len(result.shape) - 1)):
+        classes = literals.size(result.shape[axis])
+        place = {} if axis == -1 else {"axis": number(axis)}
+        yield call("jax.nn.one_hot", args[0], classes, **place, **keywords)
 
 
-def _rolls(eqn: Eqn, x: ast.expr) -> Iterator[ast.expr]:
+def _linspace(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    result = eqn.outvars[0].aval
+    keywords = {"dtype": literals.dtype(result.dtype)}
+    for axis in range(len(result.shape)):
+        place = {"axis": number(axis)} if axis else {}
+        count = literals.size(result.shape[axis])
+        yield call("jnp.linspace", *args, count, **place, **keywords)
+        open_end = {"endpoint": number(False), **place}
+        yield call("jnp.linspace", *args, count, **open_end, **keywords)
+
+
+def _roll_static(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """`jnp.roll(x, -1, axis=0)`, by the parts that the called program joins."""
     joins = [e for e in open_jaxpr(eqn.params["jaxpr"]).eqns if e.primitive.name == "concatenate"]
     axes = [e.params["dimension"] for e in joins]
@@ -129,7 +160,38 @@ def _rolls(eqn: Eqn, x: ast.expr) -> Iterator[ast.expr]:
     if joins and not any(map(is_open, (*sizes, *shifts))):
         short = [s - n if 2 * s > n else s for s, n in zip(shifts, sizes, strict=True)]
         shift = syntax.one_or_tuple([number(s) for s in short])
-        yield call("jnp.roll", x, shift, axis=_axes_of(axes, len(eqn.invars[0].aval.shape)))
+        yield call("jnp.roll", args[0], shift, axis=_axes_of(axes, len(eqn.invars[0].aval.shape)))
+
+
+def _roll_dynamic(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """`jnp.roll(x, shift, axis=1)`, perhaps mapped over a batch of arrays and shifts."""
+    x, shift = (v.aval for v in eqn.invars)
+    mapped = len(shift.shape)
+    for axis in range(len(x.shape) - mapped):
+        keywords = {"axis": one_axis(axis, len(x.shape) - mapped)}
+        if not mapped:
+            yield call("jnp.roll", *args, **keywords)
+            continue
+        rolled = call("jnp.roll", syntax.name("x"), syntax.name("i"), **keywords)
+        yield call(call("jax.vmap", syntax.lambda_of(["x", "i"], rolled)), *args)
+
+
+def _take_along_axis(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    for axis in (-1, *range(len(eqn.invars[0].aval.shape) - 1)):
+        yield call("jnp.take_along_axis", *args, axis=number(axis))
+
+
+# Functions whose calls hold more than their operands.
+_CALLS: Mapping[str, Callable[[str, Eqn, Sequence[ast.expr]], Iterator[ast.expr]]] = {
+    "resize_bilinear": _resize_bilinear,
+    "resize": _resize,
+    "fft": _fft,
+    "one_hot": _one_hot,
+    "linspace": _linspace,
+    "roll_static": _roll_static,
+    "roll_dynamic": _roll_dynamic,
+    "take_along_axis": _take_along_axis,
+}
 
 
 @functools.cache

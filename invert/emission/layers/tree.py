@@ -266,7 +266,7 @@ def tree_of(
 def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]) -> None:
     """Put the layers of a module, and of its fields, in the container's order.
 
-    As in `_arranged`, alphabetical order carries no information. A layer without parameters follows
+    As in `_arranged`, sorted names carry no information. A layer without parameters follows
     the one called before it.
     """
     for value in node.fields.values():
@@ -290,8 +290,7 @@ def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]
             last = numbers[v]
             known.append((last, paths[v]))
         places[name] = last
-    names = [path for _, path in sorted(known)]
-    if names != sorted(names):
+    if not _are_sorted([path for _, path in sorted(known)]):
         ordered = sorted(node.fields, key=lambda name: places.get(name, -1))
         node.fields = {name: node.fields[name] for name in ordered}
 
@@ -496,10 +495,9 @@ _ADDED = frozenset({"bias", "beta", "b"})
 def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
     """The parameters of a layer as their container orders them.
 
-    Alphabetical order carries no information: then they are in order of use, with biases last.
+    Sorted names carry no information: then they are in order of use, with biases last.
     """
-    names = [paths[v] for v in layer.parameters]
-    if names != sorted(names):
+    if not _are_sorted([paths[v] for v in layer.parameters]):
         return layer.parameters
     used: dict[Atom, int] = {}
     for step in layer.steps:
@@ -507,6 +505,15 @@ def _arranged(layer: Layer, paths: Mapping[Var, Path]) -> list[Var]:
             used.setdefault(atom, len(used))
     last = len(used)
     return sorted(layer.parameters, key=lambda v: (paths[v][-1] in _ADDED, used.get(v, last)))
+
+
+def _are_sorted(paths: Sequence[Path]) -> bool:
+    """Return whether names are in alphabetical order, perhaps the outer ones first.
+
+    A SavedModel lists the variables of nested dictionaries level by level.
+    """
+    by_level = sorted(paths, key=lambda path: (len(path), path))
+    return [*paths] in (sorted(paths), by_level)
 
 
 def called(layer: Layer, paths: Mapping[Var, Path]) -> str:
