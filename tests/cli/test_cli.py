@@ -248,6 +248,50 @@ def test_verify_runs_the_trace_that_was_converted(tmp_path: Path, capsys) -> Non
         assert "largest relative difference 0" in capsys.readouterr().out
 
 
+def _named(x, *, jnp, key):
+    return x + 2 * jnp - key
+
+
+def _half(x):
+    kernel = np.random.default_rng(0).standard_normal((512, 4))
+    return tf.cast(tf.cast(x, tf.bfloat16) @ tf.constant(kernel, tf.bfloat16), tf.float32)
+
+
+def _ragged(r):
+    return r.with_flat_values(r.flat_values + 1).row_lengths(), r.flat_values * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "specs", "named"),
+    [
+        # The text imports a module `jnp`, so its argument has another name.
+        (_named, [tf.TensorSpec([3])], {"jnp": tf.TensorSpec([3]), "key": tf.TensorSpec([3])}),
+        # Both sum in bfloat16, in another order.
+        (_half, [tf.TensorSpec([None, 512])], {}),
+        (_ragged, [tf.RaggedTensorSpec([3, None], tf.float32, 1)], {}),
+        (_ragged, [tf.RaggedTensorSpec([2, None, None, 2], tf.float32, 2, tf.int32)], {}),
+        (
+            lambda x, minus, y: x - y if minus else x,
+            [tf.TensorSpec([3]), True, tf.TensorSpec([3])],
+            {},
+        ),
+    ],
+    ids=["names", "bfloat16", "ragged", "ragged rows of rows", "a static argument"],
+)
+def test_verify_gives_both_the_same_arguments(
+    tmp_path: Path, capsys, function, specs, named
+) -> None:
+    model = tf.Module()
+    model.f = tf.function(function)
+    model.f.get_concrete_function(*specs, **named)
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    out = str(tmp_path / "out")
+    assert main(["convert", str(tmp_path / "model"), "-o", out, "--verify"]) == 0
+    output = capsys.readouterr().out
+    assert "compared with the original: largest relative difference" in output
+    assert "not compared" not in output
+
+
 def test_verify_says_that_the_original_does_not_run(tmp_path: Path, capsys) -> None:
     model = tf.Module()
     other = jax2tf.convert(lambda x: jnp.sin(x), native_serialization_platforms=["tpu"])
