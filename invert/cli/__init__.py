@@ -17,7 +17,7 @@ _EXIT_CODES = """exit codes:
   0  done; `diff`: the programs are the same
   1  `diff`: the programs differ
   2  wrong usage; `diff`: any error
-  3  the model cannot be read
+  3  the model cannot be read, or the result cannot be written
   4  a part of the model cannot be converted
   5  a requested function or argument does not exist
   6  --verify found a difference
@@ -69,7 +69,7 @@ def _add_inspect(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "inspect", parents=[common], help="show what a model contains and how it would be converted"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     _add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -84,9 +84,9 @@ def _add_convert(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "convert", parents=[common], help="write a model as Python source with its weights"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", required=True, help="the directory to write"
+        "-o", "--output", metavar="DIR", type=_path, required=True, help="the directory to write"
     )
     _add_model(parser)
     parser.add_argument(
@@ -108,7 +108,7 @@ def _add_source(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "source", parents=[common], help="print the Python source of a model"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     _add_model(parser)
     _add_options(parser)
     parser.add_argument(
@@ -124,8 +124,8 @@ def _add_diff(commands: _Commands, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="compare two programs side by side; exits with 1 if they differ",
     )
-    parser.add_argument("a", metavar="A", help=_MODEL)
-    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument("a", metavar="A", type=_path, help=_MODEL)
+    parser.add_argument("b", metavar="B", type=_path, help="likewise")
     _add_model(parser)
     parser.add_argument("--weights", action="store_true", help="compare the values of weights too")
     parser.add_argument("--full", action="store_true", help="print equal lines too")
@@ -220,6 +220,12 @@ def _missing(options: argparse.Namespace) -> str | None:
     return next((p for p in paths if p is not None and not os.path.exists(p)), None)
 
 
+def _path(text: str) -> str:
+    if not text:  # as from a variable of the shell that is not set
+        raise argparse.ArgumentTypeError("the path is empty")
+    return text
+
+
 def _svg(text: str) -> str:
     if not text.endswith(".svg"):
         raise argparse.ArgumentTypeError(f"{text} does not end in .svg")
@@ -245,6 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Raises:** `SystemExit` for wrong arguments, `--help` and `--version`.
     """
+    _open_streams()
     options = _parser().parse_args(argv)
     # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -267,6 +274,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, text = _explained(error)
         print(f"{coloured('invert:', 'red', 'bold', to=sys.stderr)} {text}", file=sys.stderr)
         return 2 if options.command == "diff" else code
+
+
+def _open_streams() -> None:
+    """Open standard streams that the caller has closed, as a file would take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -304,6 +322,11 @@ def _explained(error: Exception) -> tuple[int, str]:
     ):
         if isinstance(error, kind):
             return code, plain(str(error))
+    if isinstance(error, UnicodeEncodeError):
+        return 2, (
+            f"the output has the character {error.object[error.start]!a}, which its encoding "
+            f"{error.encoding} lacks. Set PYTHONIOENCODING=utf-8."
+        )
     if isinstance(error, OSError):
         return 3, plain(str(error))
     if isinstance(error, MemoryError):

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from invert._errors import (
+    UNREADABLE,
     EmissionError,
     MalformedModelError,
     MeshError,
@@ -400,6 +401,9 @@ def load_saved(
             raise MissingDependencyError(
                 f"{code} needs {error.name}", remedy=f"Install it: pip install {error.name}"
             ) from error
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename} cannot be read: {error.strerror}"
+            raise MalformedModelError(text, remedy=UNREADABLE) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
     if mesh is not None and "mesh" not in inspect.signature(read).parameters:
         raise MeshError(

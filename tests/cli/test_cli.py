@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -27,6 +28,7 @@ from invert.cli import main
 from invert.cli.options import config_of
 from tests.emission.models import ramp
 
+ROOT = Path(__file__).parents[2]
 W, X = ramp(3, 4), ramp(2, 3)
 
 
@@ -508,8 +510,7 @@ def test_names_in_a_file_cannot_move_the_cursor(tmp_path: Path, capsys) -> None:
 
 def test_as_a_process(models: Path, tmp_path: Path) -> None:
     """TensorFlow is imported only where it is needed; a closed pipe is not an error."""
-    root = str(Path(__file__).parents[2])
-    env = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     code = (
         "import sys; sys.modules['tensorflow'] = None; from invert.cli import main; "
         f"sys.exit(main(['convert', {str(models / 'export.bin')!r}, '-o', {str(tmp_path)!r}]))"
@@ -717,3 +718,40 @@ def test_completion_of_a_shell(capsys) -> None:
         assert "needs the package shtab" in err
         return
     assert "--max-shard-size" in out and "_shtab_invert" in out
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=["output", "errors", "all"])
+def test_streams_may_be_closed(models: Path, tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """A file that took the number of a closed stream would hold what libraries print."""
+    run = ["-m", "invert", "convert", str(models / "export.bin"), "-o", str(tmp_path)]
+    code = (
+        f"import os, sys; [os.close(n) for n in {closed}]; "
+        f"os.execv(sys.executable, [sys.executable, *{run}])"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+    assert np.allclose(invert.load(tmp_path)(X), forward(W, X))
+
+
+def test_output_that_its_encoding_lacks(models: Path, tmp_path: Path) -> None:
+    shutil.copy(models / "export.bin", tmp_path / "é.bin")
+    command = [sys.executable, "-m", "invert", "inspect", "é.bin"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("invert: the output has the character '\\xe9'")
+
+
+@pytest.mark.parametrize("paths", [("", "out"), ("model", "")])
+def test_an_empty_path_is_refused(paths: tuple[str, str], capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", paths[0], "-o", paths[1]])
+    assert "the path is empty" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read all files")
+def test_a_model_that_may_not_be_read(models: Path, tmp_path: Path, capsys) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir(mode=0)
+    assert main(["inspect", str(directory)]) == 3
+    assert f"{directory} cannot be read: Permission denied" in capsys.readouterr().err
