@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from invert.cli.terminal import coloured, without_logs
@@ -255,10 +257,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    interrupts: list[int] = []
     try:
         if (path := _missing(options)) is not None:
             raise FileNotFoundError(f"{path} does not exist")
-        with contextlib.nullcontext() if options.debug else without_logs():
+        with (
+            _counting(interrupts),
+            contextlib.nullcontext() if options.debug else without_logs(),
+        ):
             code = _run(options)
         sys.stdout.flush()
         return code
@@ -269,11 +275,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:  # noqa: BLE001  reported to the user
+        if interrupts:  # an extension module that is being imported raises an error of its own
+            return 130
         if options.debug:
             traceback.print_exc()
         code, text = _explained(error)
         print(f"{coloured('invert:', 'red', 'bold', to=sys.stderr)} {text}", file=sys.stderr)
         return 2 if options.command == "diff" else code
+
+
+@contextlib.contextmanager
+def _counting(interrupts: list[int]) -> Iterator[None]:
+    """Note each Ctrl-C, whatever becomes of its `KeyboardInterrupt`."""
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not (
+        threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _open_streams() -> None:

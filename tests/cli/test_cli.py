@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -740,6 +741,21 @@ def test_output_that_its_encoding_lacks(models: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("invert: the output has the character '\\xe9'")
+
+
+def test_ctrl_c_while_an_extension_is_imported(models: Path, capsys, monkeypatch) -> None:
+    def importing(options: argparse.Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("Encountered an error while initializing the extension.") from None
+        return 0
+
+    monkeypatch.setattr("invert.cli._run", importing)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["inspect", str(models / "export.bin")]) == 130
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("paths", [("", "out"), ("model", "")])
