@@ -29,6 +29,7 @@ from invert._errors import (
     MissingDependencyError,
     SaveError,
 )
+from invert._private.jax import is_tracer
 from invert.emission import is_index
 from invert.ir.avals import type_of_key
 from invert.ir.types import Value
@@ -169,6 +170,8 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]
             yield f"{name} is not in the source"
         elif not hasattr(arrays[name], "dtype"):
             yield f"{name} is a {type(arrays[name]).__name__}, not an array"
+        elif is_tracer(arrays[name]):
+            yield f"{name} is traced: call save outside of jax.jit and derivatives"
         else:
             array, kind = arrays[name], kinds[name]
             fits = getattr(namespace, "_fits", lambda a, b: a.shape == b.shape)
