@@ -293,9 +293,8 @@ def _counting(interrupts: list[int]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not (
-        threading.main_thread()
-    ):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main_thread:
         yield
         return
     signal.signal(signal.SIGINT, interrupt)

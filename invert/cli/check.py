@@ -243,7 +243,7 @@ def _narrowest(function: Function) -> int:
     return min(map(_bytes_of_part, filter(_is_inexact, found)), default=8)
 
 
-def _is_inexact(dtype: object) -> bool:
+def _is_inexact(dtype: np.dtype) -> bool:
     return jax.dtypes.issubdtype(dtype, np.inexact)
 
 
