@@ -49,12 +49,13 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     **Raises:** `MalformedModelError` if it is of no known kind.
     """
     place = place_of(path)
-    if place.is_dir():
-        return "saved" if save.has_parts(place) else "saved_model"
     try:
+        if place.is_dir():
+            return "saved" if save.has_parts(place) else "saved_model"
         data = place.read_bytes()
     except OSError as error:
-        reason = "does not exist" if not place.exists() else f"cannot be read: {error.strerror}"
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        reason = "does not exist" if missing else f"cannot be read: {error.strerror}"
         raise MalformedModelError(f"{place} {reason}", remedy=UNREADABLE) from error
     except ValueError as error:  # characters that no path has
         raise MalformedModelError(f"{str(place)!r:.99} is not a path: {error}") from error

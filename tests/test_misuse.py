@@ -80,6 +80,13 @@ def test_names_and_values_of_arguments() -> None:
         invert.from_stablehlo(text, params={3: np.float32(1)})  # pyright: ignore[reportArgumentType]
 
 
+def test_values_are_a_mapping() -> None:
+    module = identity("3xf32")
+    for call in (lambda: invert.with_values(module, None), lambda: invert.assign(module, [1.0])):  # pyright: ignore[reportArgumentType]
+        with pytest.raises(invert.SignatureError, match=r"values is a .*, not a mapping"):
+            call()
+
+
 def test_types_are_no_arguments() -> None:
     module = identity("3xf32")
     kind = jax.ShapeDtypeStruct((3,), np.float32)

@@ -962,6 +962,24 @@ def on_whole_values() -> Iterator[None]:
         core.trace_ctx.set_axis_env(env)
 
 
+@contextlib.contextmanager
+def under_own_settings() -> Iterator[None]:
+    """Trace and compute on whole values, as under JAX's default settings.
+
+    The checks of a session are for its own code; what is recovered and written is the same in all.
+    """
+    with (
+        on_whole_values(),
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.disable_jit(False),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+    ):
+        yield
+
+
 def is_on_shards() -> bool:
     """Return whether the current trace has manual mesh axes."""
     return bool(get_abstract_mesh().manual_axes)

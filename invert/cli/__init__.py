@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from invert.cli.terminal import coloured, without_logs
@@ -17,7 +19,7 @@ _EXIT_CODES = """exit codes:
   0  done; `diff`: the programs are the same
   1  `diff`: the programs differ
   2  wrong usage; `diff`: any error
-  3  the model cannot be read
+  3  the model cannot be read, or the result cannot be written
   4  a part of the model cannot be converted
   5  a requested function or argument does not exist
   6  --verify found a difference
@@ -69,7 +71,7 @@ def _add_inspect(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "inspect", parents=[common], help="show what a model contains and how it would be converted"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     _add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -84,9 +86,9 @@ def _add_convert(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "convert", parents=[common], help="write a model as Python source with its weights"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", required=True, help="the directory to write"
+        "-o", "--output", metavar="DIR", type=_path, required=True, help="the directory to write"
     )
     _add_model(parser)
     parser.add_argument(
@@ -108,7 +110,7 @@ def _add_source(commands: _Commands, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "source", parents=[common], help="print the Python source of a model"
     )
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("model", metavar="MODEL", type=_path, help=_MODEL)
     _add_model(parser)
     _add_options(parser)
     parser.add_argument(
@@ -124,8 +126,8 @@ def _add_diff(commands: _Commands, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="compare two programs side by side; exits with 1 if they differ",
     )
-    parser.add_argument("a", metavar="A", help=_MODEL)
-    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument("a", metavar="A", type=_path, help=_MODEL)
+    parser.add_argument("b", metavar="B", type=_path, help="likewise")
     _add_model(parser)
     parser.add_argument("--weights", action="store_true", help="compare the values of weights too")
     parser.add_argument("--full", action="store_true", help="print equal lines too")
@@ -220,6 +222,12 @@ def _missing(options: argparse.Namespace) -> str | None:
     return next((p for p in paths if p is not None and not os.path.exists(p)), None)
 
 
+def _path(text: str) -> str:
+    if not text:  # as from a variable of the shell that is not set
+        raise argparse.ArgumentTypeError("the path is empty")
+    return text
+
+
 def _svg(text: str) -> str:
     if not text.endswith(".svg"):
         raise argparse.ArgumentTypeError(f"{text} does not end in .svg")
@@ -245,13 +253,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Raises:** `SystemExit` for wrong arguments, `--help` and `--version`.
     """
+    _open_streams()
     options = _parser().parse_args(argv)
     # TensorFlow reports the machine's features on stderr; users may override this.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    interrupts: list[int] = []
     try:
         if (path := _missing(options)) is not None:
             raise FileNotFoundError(f"{path} does not exist")
-        with contextlib.nullcontext() if options.debug else without_logs():
+        with (
+            _counting(interrupts),
+            contextlib.nullcontext() if options.debug else without_logs(),
+        ):
             code = _run(options)
         sys.stdout.flush()
         return code
@@ -262,11 +275,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:  # noqa: BLE001  reported to the user
+        if interrupts:  # an extension module that is being imported raises an error of its own
+            return 130
         if options.debug:
             traceback.print_exc()
         code, text = _explained(error)
         print(f"{coloured('invert:', 'red', 'bold', to=sys.stderr)} {text}", file=sys.stderr)
         return 2 if options.command == "diff" else code
+
+
+@contextlib.contextmanager
+def _counting(interrupts: list[int]) -> Iterator[None]:
+    """Note each Ctrl-C, whatever becomes of its `KeyboardInterrupt`."""
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main_thread:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _open_streams() -> None:
+    """Open standard streams that the caller has closed, as a file would take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -304,6 +350,11 @@ def _explained(error: Exception) -> tuple[int, str]:
     ):
         if isinstance(error, kind):
             return code, plain(str(error))
+    if isinstance(error, UnicodeEncodeError):
+        return 2, (
+            f"the output has the character {error.object[error.start]!a}, which its encoding "
+            f"{error.encoding} lacks. Set PYTHONIOENCODING=utf-8."
+        )
     if isinstance(error, OSError):
         return 3, plain(str(error))
     if isinstance(error, MemoryError):

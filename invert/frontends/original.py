@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import jax.export
 import numpy as np
 
 from invert._private.tensorflow import TfObject, tf_concrete_functions
-from invert.ir.types import Arguments, Keywords, Value
+from invert.ir.types import Arguments, CallArguments, Keywords, Value
 from invert.tf.ops.node import import_tensorflow
 
 # Takes `(args, kwargs)` in the structure of the signature and returns the flat results.
@@ -22,14 +23,16 @@ Original = Callable[[Arguments, Keywords], Sequence[Value]]
 def of_saved_model(path: str | os.PathLike[str], name: str) -> Original:
     """A function of a SavedModel, run by TensorFlow."""
     from invert.frontends.run_saved_model import load_function
-    from invert.frontends.signature import distinct, trace_names
+    from invert.frontends.signature import call_arguments, distinct, trace_names
 
     function, owner = load_function(path, name)
+    concrete = function
     if hasattr(function, "get_concrete_function"):  # it would choose a trace by the arguments
         concretes = distinct(tf_concrete_functions(function))
         traces = dict(zip(trace_names(name.partition("(")[0], concretes), concretes, strict=True))
-        function = traces.get(name, function)
-    return _TensorFlow(function, owner=owner)
+        concrete = traces.get(name, concretes[0])
+    arguments = functools.partial(call_arguments, concrete, function)
+    return _TensorFlow(concrete, arguments, owner=owner)
 
 
 def of_keras(path: str | os.PathLike[str]) -> Original:
@@ -62,16 +65,24 @@ def of_exported(data: bytes) -> Original:
     return lambda args, kwargs: jax.tree_util.tree_leaves(exported.call(*args, **kwargs))
 
 
+def _tensors(args: Arguments, kwargs: Keywords) -> CallArguments:
+    return jax.tree_util.tree_map(import_tensorflow().constant, (tuple(args), dict(kwargs)))
+
+
 @dataclasses.dataclass(frozen=True)
 class _TensorFlow:
-    """A function run by TensorFlow. `owner` holds its variables."""
+    """A function run by TensorFlow.
+
+    `arguments` makes its arguments from those of the module; `owner` holds its variables.
+    """
 
     function: TfObject
+    arguments: Callable[[Arguments, Keywords], CallArguments] = _tensors
     owner: TfObject = None
 
     def __call__(self, args: Arguments, kwargs: Keywords) -> list[np.ndarray]:
         tf = import_tensorflow()
-        args, kwargs = jax.tree_util.tree_map(tf.constant, (tuple(args), dict(kwargs)))
+        args, kwargs = self.arguments(args, kwargs)
         try:
             results = self.function(*args, **kwargs)
         except tf.errors.OpError as error:  # such as StableHLO of a newer version than TensorFlow's

@@ -150,6 +150,44 @@ def composed(spec: object, given: Tree) -> Tree:
     return import_tensorflow().nest.pack_sequence_as(spec, parts, expand_composites=True)
 
 
+def with_valid_splits(tree: Tree, rng: np.random.Generator) -> Tree:
+    """Example arguments, with row splits that fit the values of their ragged tensors."""
+
+    def parts(x: object) -> bool:
+        return isinstance(x, dict) and "flat_values" in x and "row_splits_0" in x
+
+    def valid(x: Tree) -> Tree:
+        if not parts(x):
+            return x
+        x, end = dict(x), len(x["flat_values"])
+        for name in sorted((k for k in x if k != "flat_values"), reverse=True):
+            inner = np.sort(rng.integers(0, end + 1, max(0, len(x[name]) - 2)))
+            x[name] = np.array([0, *inner, end][-len(x[name]) :], x[name].dtype)
+            end = len(x[name]) - 1
+        return x
+
+    return jax.tree_util.tree_map(valid, tree, is_leaf=parts)
+
+
+def call_arguments(
+    concrete: ConcreteFunction, owner: object, args: Arguments, kwargs: Keywords
+) -> CallArguments:
+    """The arguments of a function in TensorFlow's structures, from those of its module.
+
+    Ragged and sparse tensors are composed, and static values are those of the trace.
+
+    **Raises:** `ValueError` if the module takes other tensors than the function.
+    """
+    convert = import_tensorflow().constant
+    order = read_signature(concrete, owner=owner).order
+    by_position = dict(zip(order, jax.tree_util.tree_leaves((args, kwargs)), strict=True))
+    structured = concrete.structured_input_signature
+    given = jax.tree_util.tree_map(
+        lambda x: convert(by_position[x.position]) if isinstance(x, _Leaf) else x, _mark(structured)
+    )
+    return jax.tree_util.tree_map(composed, plain(structured), given)
+
+
 def arrays_of(args: Arguments, kwargs: Keywords, entry: EntryPoint) -> CallArguments:
     """Example arguments for the module of `entry`, without static ones."""
     args = tuple(expanded(x) for x in args)

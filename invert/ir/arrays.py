@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from invert._private.jax import is_tracer
 from invert.ir.types import Value
 
 # Alignment that XLA's CPU devices need to use memory without a copy (jaxlib 0.10.2 and 0.12).
@@ -74,10 +75,24 @@ def device_arrays(values: Sequence[Array | np.ndarray]) -> list[Array | np.ndarr
 
 
 def converted(x: Value, dtype: np.dtype) -> Value:
-    """As `lax.convert_element_type`, which jax 0.12 leaves to NumPy where an array is NumPy's.
+    """As `lax.convert_element_type`, computed by XLA wherever the array is.
+
+    JAX leaves single numbers to NumPy when it traces, and from 0.12 on all arrays of NumPy.
+    """
+    if is_tracer(x) or x.dtype == dtype:
+        return lax.convert_element_type(x, dtype)
+    return _bound(x, dtype) if np.ndim(x) else converted_now(x, dtype)
+
+
+def converted_now(x: Value, dtype: np.dtype) -> np.ndarray:
+    """An array of NumPy, converted by XLA even while JAX traces.
 
     NumPy gives other integers for NaN and for large numbers, keeps subnormal numbers, and warns.
     """
-    if isinstance(x, np.ndarray) and x.dtype != dtype:
-        return lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=False, sharding=None)
-    return lax.convert_element_type(x, dtype)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return np.asarray(_bound(x, dtype))
+
+
+def _bound(x: Value, dtype: np.dtype) -> Value:
+    x = x if isinstance(x, Array) else np.asarray(x)
+    return lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=False, sharding=None)

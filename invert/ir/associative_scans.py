@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 from jax import lax
@@ -27,7 +27,7 @@ from invert._private.jax import (
 )
 from invert._private.programs import close, new_jaxpr
 from invert.ir import kinds, traced_form
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, computed_from, is_var
 from invert.ir.interpret import bind, interpret
 from invert.ir.jaxprs import is_wide
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -206,7 +206,7 @@ def _scan_of(
     eqns, _ = graph.needed(ends)
     slices = {v: side for e in eqns for v in e.outvars if (side := _side(v, level, graph))}
     eqns, _ = graph.needed(ends, slices)
-    inside = _computed_from(slices, eqns)
+    inside = computed_from(slices, eqns)
     if not all(e.primitive.name in _COMBINING or _adds_axes(e) for e in inside):
         return None
     names: dict[Var, Atom] = {v: (left, right)[side][x] for v, (x, side) in slices.items()}
@@ -223,16 +223,6 @@ def _scan_of(
         tuple(elements.index(levels[root].elements) for root in roots),
         level.axis,
     )
-
-
-def _computed_from(values: Iterable[Var], eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The equations, of some in order, that depend on some values."""
-    moved, found = {*values}, list[Eqn]()
-    for eqn in eqns:
-        if any(is_var(a) and a in moved for a in eqn.invars):
-            moved.update(eqn.outvars)
-            found.append(eqn)
-    return found
 
 
 def _adds_axes(eqn: Eqn) -> bool:
@@ -300,7 +290,7 @@ def _proved(scan: AssociativeScan, graph: Graph) -> Jaxpr | None:
     A value inside that other equations use is computed twice, which compilers merge.
     """
     eqns, _ = graph.needed(scan.results, scan.elements)
-    inside = _computed_from(scan.elements, eqns)
+    inside = computed_from(scan.elements, eqns)
     made = {v for e in inside for v in e.outvars}
     read = dict.fromkeys(a for e in inside for a in e.invars if is_var(a))
     others = [v for v in read if v not in made and v not in scan.elements]

@@ -36,6 +36,16 @@ def is_number(atom: Atom, value: complex) -> bool:
     return number is not None and bool(number == value)
 
 
+def computed_from(values: Iterable[Var], eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The equations, of some in order, that depend on some values."""
+    moved, found = {*values}, list[Eqn]()
+    for eqn in eqns:
+        if any(is_var(a) and a in moved for a in eqn.invars):
+            moved.update(eqn.outvars)
+            found.append(eqn)
+    return found
+
+
 class Graph:
     """A jaxpr with its use-def maps."""
 

@@ -17,6 +17,7 @@ from invert.ir.carries import equal_carries, sharing
 from invert.ir.closed_over import in_order_of_use, order_of_use, with_closed_over
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
+from invert.ir.passes import Made
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 _T = TypeVar("_T")
@@ -112,16 +113,15 @@ class _Simplest:
     def __init__(self) -> None:
         self._of_keys: dict[Atom, Eqn] = {}
 
-    def __call__(self, eqn: Eqn, names: dict[Var, Atom]) -> Eqn | None:
-        """An equation; `None` if its result is an operand, which is then in `names`."""
+    def __call__(self, eqn: Eqn) -> Made | None:
+        """An equation in place of one, or none if its result is an operand."""
         if eqn.primitive.name == "while":
-            return _in_one_order(_with_each_carry_once(eqn, names))
+            loop, results = _with_each_carry_once(eqn)
+            return [_in_one_order(loop)], results
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
-        if (whole := _whole(eqn) or _undone(eqn, self._of_keys)) is None:
-            return eqn
-        names[eqn.outvars[0]] = whole
-        return None
+        whole = _whole(eqn) or _undone(eqn, self._of_keys)
+        return None if whole is None else ([], [whole])
 
 
 def _whole(eqn: Eqn) -> Atom | None:
@@ -149,20 +149,20 @@ def _undone(eqn: Eqn, of_keys: Mapping[Atom, Eqn]) -> Atom | None:
     return x if x.aval.dtype == eqn.outvars[0].aval.dtype else None
 
 
-def _with_each_carry_once(eqn: Eqn, names: dict[Var, Atom]) -> Eqn:
-    """Merge equal carries of a `while`; `names` renames the merged results.
+def _with_each_carry_once(eqn: Eqn) -> tuple[Eqn, Sequence[Var]]:
+    """A `while` whose equal carries are merged, and the variables of its results.
 
-    These are then carried but unused, so `canonicalize` removes them.
+    The others are then carried but unused, so `canonicalize` removes them.
     """
     parts = WhileParts.of(eqn)
     same, _ = equal_carries(parts, [*map(atom_key, parts.init)])
     if not same:
-        return eqn
-    names.update((eqn.outvars[i], eqn.outvars[k]) for i, k in same.items())
+        return eqn, eqn.outvars
+    results = [eqn.outvars[same.get(i, i)] for i in range(len(eqn.outvars))]
     parts = sharing(parts, same)
     # Equations of equal carries are equal.
     body = close_like(parts.body, merge_equations(open_jaxpr(parts.body), _Simplest()))
-    return dataclasses.replace(parts, body=body).put_into(eqn)
+    return dataclasses.replace(parts, body=body).put_into(eqn), results
 
 
 def _in_one_order(eqn: Eqn) -> Eqn:

@@ -15,15 +15,14 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     open_jaxpr,
-    rename_operands,
-    renamed,
 )
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value, Var
+from invert.ir.passes import Made, rewritten
+from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
 
 
 def merge_equations(
     jaxpr: Jaxpr,
-    simple: Callable[[Eqn, dict[Var, Atom]], Eqn | None] = lambda eqn, names: eqn,
+    simple: Callable[[Eqn], Made | None] = lambda eqn: None,
     within: Callable[[Eqn], Hashable] = lambda eqn: (),
     *,
     with_jaxprs: bool = False,
@@ -32,13 +31,10 @@ def merge_equations(
 
     **Arguments:**
 
-    - `simple`: simplifies an equation on renamed operands, or replaces its results in the given
-        names.
+    - `simple`: simplifies an equation, as a step of `rewritten` that makes at most one.
     - `within`: equations with different values of it are not merged.
     - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
     """
-    names: dict[Var, Atom] = {}
-    eqns: list[Eqn] = []
     # Keys of operations are costly, so they are made only where operands agree.
     alone: dict[Hashable, Eqn | None] = {}
     known: dict[Hashable, Eqn] = {}
@@ -54,16 +50,13 @@ def merge_equations(
         operation = operation_key(eqn, with_jaxprs=with_jaxprs)
         return eqn if operation is None else known.setdefault((operation, rough), eqn)
 
-    for eqn in jaxpr.eqns:
-        if (eqn := simple(rename_operands(eqn, names), names)) is None:
-            continue
-        if (first := first_equal(eqn)) is eqn:
-            eqns.append(eqn)
-        else:
-            names.update(zip(eqn.outvars, first.outvars, strict=True))
-    if not names and all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
-        return jaxpr
-    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+    def step(eqn: Eqn) -> Made:
+        made, results = simple(eqn) or ([eqn], eqn.outvars)
+        if not made or (first := first_equal(made[0])) is made[0]:
+            return made, results
+        return [], first.outvars
+
+    return rewritten(jaxpr, step)
 
 
 def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:

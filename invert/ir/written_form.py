@@ -163,7 +163,9 @@ def _without_sign(eqn: Eqn) -> Eqn:
         dtype = number.aval.dtype
         if eqn.primitive is not lax.add_p or not isinstance(number, Literal) or not is_var(x):
             continue
-        if jax.numpy.issubdtype(dtype, np.floating) and np.all(number.val < 0):
+        with np.errstate(invalid="ignore"):  # NaN
+            negative = jax.numpy.issubdtype(dtype, np.floating) and np.all(number.val < 0)
+        if negative:
             positive = Literal(-number.val, number.aval)
             return eqn.replace(primitive=lax.sub_p, params={}, invars=[x, positive])
     return eqn

@@ -22,12 +22,14 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from invert._errors import (
+    UNREADABLE,
     EmissionError,
     MalformedModelError,
     MeshError,
     MissingDependencyError,
     SaveError,
 )
+from invert._private.jax import is_tracer
 from invert.emission import is_index
 from invert.ir.avals import type_of_key
 from invert.ir.types import Value
@@ -168,6 +170,8 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]
             yield f"{name} is not in the source"
         elif not hasattr(arrays[name], "dtype"):
             yield f"{name} is a {type(arrays[name]).__name__}, not an array"
+        elif is_tracer(arrays[name]):
+            yield f"{name} is traced: call save outside of jax.jit and derivatives"
         else:
             array, kind = arrays[name], kinds[name]
             fits = getattr(namespace, "_fits", lambda a, b: a.shape == b.shape)
@@ -400,6 +404,9 @@ def load_saved(
             raise MissingDependencyError(
                 f"{code} needs {error.name}", remedy=f"Install it: pip install {error.name}"
             ) from error
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename} cannot be read: {error.strerror}"
+            raise MalformedModelError(text, remedy=UNREADABLE) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
     if mesh is not None and "mesh" not in inspect.signature(read).parameters:
         raise MeshError(

@@ -22,8 +22,8 @@ from invert._private.jax import (
     eval_context,
     eval_jaxpr,
     name_stack,
-    on_whole_values,
     undecided,
+    under_own_settings,
 )
 from invert._report import Report
 from invert.ir import meshes
@@ -294,7 +294,7 @@ class Specializations:
         types = tuple((a.shape, a.dtype) for a in avals)
         if types not in self._known:
             # The caller may be traced; verification and folding run eagerly.
-            with eval_context(), on_whole_values(), name_stack(()):
+            with eval_context(), under_own_settings(), name_stack(()):
                 self._known[types] = self._recover(self.entry, avals)
         return self._known[types]
 

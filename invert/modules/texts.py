@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence, Set
 
 from invert._errors import EmissionError, SignatureError, nested_too_deep
-from invert._private.jax import on_whole_values
+from invert._private.jax import under_own_settings
 from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
 from invert.modules.function import Function
 from invert.modules.specializations import Specialization
@@ -15,7 +15,7 @@ from invert.modules.specializations import Specialization
 _ONE_THREAD = threading.RLock()
 
 
-@on_whole_values()
+@under_own_settings()
 def emission_of(
     functions: Mapping[str, Function],
     title: str,
@@ -50,7 +50,7 @@ def emission_of(
         return emit_methods(parts, title, styles, (f"for fixed sizes only: {reason}", *notes))
 
 
-@on_whole_values()
+@under_own_settings()
 def layers_of(function: Function) -> Layered:
     """The layers of a recovered function, as in its text.
 

@@ -135,6 +135,7 @@ def assign(target: TfObject, values: Mapping[str, Value]) -> tuple[str, ...]:
         invert.assign(model, invert.values(net))
         ```
     """
+    _check_mapping(values)
     variables = _Variables(target)
     wrong: list[str] = []
     pairs: dict[int, tuple[TfObject, np.ndarray]] = {}
@@ -194,6 +195,14 @@ class _Variables:
         return self._short.get(key.partition("/")[2], [])
 
 
+def _check_mapping(values: object) -> None:
+    if not isinstance(values, Mapping):
+        raise SignatureError(
+            f"values is a {type(values).__name__}, not a mapping from names to arrays",
+            remedy="Pass arrays by name, as invert.values returns them.",
+        )
+
+
 def _all_named(variables: Iterable[TfObject]) -> bool:
     """Return whether the names of variables differ, so that they need no paths."""
     names = [_name(v) for v in variables]
@@ -235,6 +244,7 @@ def _fitting(
 
     **Raises:** `SignatureError` that lists everything missing or of another shape.
     """
+    _check_mapping(values)
     given = {_key(name): _array(value) for name, value in values.items()}
     given = {name: given[_key(name)] for name in shapes if _key(name) in given}
     wrong = [f"{name!r} is missing" for name in shapes if strict and name not in given]

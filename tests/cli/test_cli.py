@@ -8,6 +8,8 @@ import json
 import os
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -27,6 +29,7 @@ from invert.cli import main
 from invert.cli.options import config_of
 from tests.emission.models import ramp
 
+ROOT = Path(__file__).parents[2]
 W, X = ramp(3, 4), ramp(2, 3)
 
 
@@ -248,6 +251,50 @@ def test_verify_runs_the_trace_that_was_converted(tmp_path: Path, capsys) -> Non
         assert "largest relative difference 0" in capsys.readouterr().out
 
 
+def _named(x, *, jnp, key):
+    return x + 2 * jnp - key
+
+
+def _half(x):
+    kernel = np.random.default_rng(0).standard_normal((512, 4))
+    return tf.cast(tf.cast(x, tf.bfloat16) @ tf.constant(kernel, tf.bfloat16), tf.float32)
+
+
+def _ragged(r):
+    return r.with_flat_values(r.flat_values + 1).row_lengths(), r.flat_values * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "specs", "named"),
+    [
+        # The text imports a module `jnp`, so its argument has another name.
+        (_named, [tf.TensorSpec([3])], {"jnp": tf.TensorSpec([3]), "key": tf.TensorSpec([3])}),
+        # Both sum in bfloat16, in another order.
+        (_half, [tf.TensorSpec([None, 512])], {}),
+        (_ragged, [tf.RaggedTensorSpec([3, None], tf.float32, 1)], {}),
+        (_ragged, [tf.RaggedTensorSpec([2, None, None, 2], tf.float32, 2, tf.int32)], {}),
+        (
+            lambda x, minus, y: x - y if minus else x,
+            [tf.TensorSpec([3]), True, tf.TensorSpec([3])],
+            {},
+        ),
+    ],
+    ids=["names", "bfloat16", "ragged", "ragged rows of rows", "a static argument"],
+)
+def test_verify_gives_both_the_same_arguments(
+    tmp_path: Path, capsys, function, specs, named
+) -> None:
+    model = tf.Module()
+    model.f = tf.function(function)
+    model.f.get_concrete_function(*specs, **named)
+    tf.saved_model.save(model, str(tmp_path / "model"))
+    out = str(tmp_path / "out")
+    assert main(["convert", str(tmp_path / "model"), "-o", out, "--verify"]) == 0
+    output = capsys.readouterr().out
+    assert "compared with the original: largest relative difference" in output
+    assert "not compared" not in output
+
+
 def test_verify_says_that_the_original_does_not_run(tmp_path: Path, capsys) -> None:
     model = tf.Module()
     other = jax2tf.convert(lambda x: jnp.sin(x), native_serialization_platforms=["tpu"])
@@ -464,8 +511,7 @@ def test_names_in_a_file_cannot_move_the_cursor(tmp_path: Path, capsys) -> None:
 
 def test_as_a_process(models: Path, tmp_path: Path) -> None:
     """TensorFlow is imported only where it is needed; a closed pipe is not an error."""
-    root = str(Path(__file__).parents[2])
-    env = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     code = (
         "import sys; sys.modules['tensorflow'] = None; from invert.cli import main; "
         f"sys.exit(main(['convert', {str(models / 'export.bin')!r}, '-o', {str(tmp_path)!r}]))"
@@ -673,3 +719,55 @@ def test_completion_of_a_shell(capsys) -> None:
         assert "needs the package shtab" in err
         return
     assert "--max-shard-size" in out and "_shtab_invert" in out
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=["output", "errors", "all"])
+def test_streams_may_be_closed(models: Path, tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """A file that took the number of a closed stream would hold what libraries print."""
+    run = ["-m", "invert", "convert", str(models / "export.bin"), "-o", str(tmp_path)]
+    code = (
+        f"import os, sys; [os.close(n) for n in {closed}]; "
+        f"os.execv(sys.executable, [sys.executable, *{run}])"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0
+    assert np.allclose(invert.load(tmp_path)(X), forward(W, X))
+
+
+def test_output_that_its_encoding_lacks(models: Path, tmp_path: Path) -> None:
+    shutil.copy(models / "export.bin", tmp_path / "é.bin")
+    command = [sys.executable, "-m", "invert", "inspect", "é.bin"]
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("invert: the output has the character '\\xe9'")
+
+
+def test_ctrl_c_while_an_extension_is_imported(models: Path, capsys, monkeypatch) -> None:
+    def importing(options: argparse.Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("Encountered an error while initializing the extension.") from None
+        return 0
+
+    monkeypatch.setattr("invert.cli._run", importing)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["inspect", str(models / "export.bin")]) == 130
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("paths", [("", "out"), ("model", "")])
+def test_an_empty_path_is_refused(paths: tuple[str, str], capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", paths[0], "-o", paths[1]])
+    assert "the path is empty" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read all files")
+def test_a_model_that_may_not_be_read(models: Path, tmp_path: Path, capsys) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir(mode=0)
+    assert main(["inspect", str(directory)]) == 3
+    assert f"{directory} cannot be read: Permission denied" in capsys.readouterr().err

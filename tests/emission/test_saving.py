@@ -70,6 +70,13 @@ def test_large_weights_are_split_into_shards(tmp_path: Path) -> None:
     assert np.array_equal(invert.load(tmp_path)(x), module(x))
 
 
+def test_a_module_of_traced_arrays_is_refused(tmp_path: Path) -> None:
+    arrays, rest = eqx.partition(_layered().model, eqx.is_array)
+    with pytest.raises(invert.SaveError, match=r"is traced: call save outside of jax\.jit"):
+        jax.jit(lambda traced: invert.save(eqx.combine(traced, rest), tmp_path))(arrays)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_array_larger_than_a_shard_gets_a_separate_one(tmp_path: Path) -> None:
     module = _layered()
     invert.save(module, tmp_path, max_shard_size="20B")

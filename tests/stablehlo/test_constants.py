@@ -328,6 +328,28 @@ def test_operands_of_one_wide_number_are_values(name: str) -> None:
     np.testing.assert_array_equal(module(), [1, 2])
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30, 300.0, -3.5, 2.5])
+@pytest.mark.parametrize("dtype", ["ui8", "i32", "i64"])
+def test_single_numbers_are_converted_as_xla_converts(number: float, dtype: str) -> None:
+    """JAX folds these conversions by NumPy when it traces."""
+    bits = f"0x{np.float32(number).view(np.uint32):08X}"
+    module = invert.from_stablehlo(
+        f"""func.func public @main(%x: tensor<{dtype}>) -> tensor<{dtype}> {{
+        %0 = stablehlo.constant dense<{bits}> : tensor<f32>
+        %1 = stablehlo.convert %0 : (tensor<f32>) -> tensor<{dtype}>
+        %2 = stablehlo.add %1, %x : tensor<{dtype}>
+        return %2 : tensor<{dtype}> }}"""
+    )
+    kind = np.dtype(dtype.replace("ui", "uint") if dtype[0] == "u" else dtype.replace("i", "int"))
+    with jax.enable_x64(True):
+        wanted = jax.jit(lambda x: lax.convert_element_type(x, kind))(np.float32(number))
+        zero = np.zeros((), kind)
+        for call in (module, module.model, jax.jit(module)):
+            result = call(zero)
+            assert result.dtype == kind
+            np.testing.assert_array_equal(result, wanted)
+
+
 def test_constants_are_converted_as_xla_converts() -> None:
     """NumPy has other integers for NaN and large numbers, and keeps subnormal ones."""
     module = invert.from_stablehlo(

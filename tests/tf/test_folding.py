@@ -168,6 +168,22 @@ def test_cast_constants_of_double_precision_leave_no_doubles() -> None:
     assert "f64" in str(module.jaxpr)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float32"])
+@pytest.mark.parametrize("number", [np.nan, 3e9, -1e300, 1e-42, 2.5])
+def test_cast_constants_are_those_of_xla(number: float, dtype: str) -> None:
+    """NumPy has other integers for NaN and for large numbers."""
+    x = np.zeros((), dtype)
+    for constant in (np.float64(number), np.full(2, number)):
+
+        def cast(value: Any, x: Any) -> Any:
+            return tf.cast(value, dtype) + x
+
+        wanted = tf.function(cast, jit_compile=True)(tf.constant(constant), x)
+        module = invert.convert(tf.function(partial(cast, tf.constant(constant))), x, config=PLAIN)
+        np.testing.assert_array_equal(module(x), wanted)
+        np.testing.assert_array_equal(module.model(x), wanted)
+
+
 def test_divisors_are_compared_with_zero_before_they_are_broadcast() -> None:
     x = np.array([[0.0, -1.0, -0.0], [np.nan, 3.0, np.inf], [2.0, 1.0, 5.0]], np.float32)
     module = same(lambda x: tf.math.divide_no_nan(x, tf.reduce_max(x, 1, keepdims=True)), x)

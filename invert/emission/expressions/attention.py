@@ -11,7 +11,7 @@ from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, number
 from invert.ir import kinds
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, computed_from, is_var
 from invert.ir.types import Atom, Eqn, Literal, Var
 
 
@@ -102,13 +102,7 @@ def _between(graph: Graph, weights: Atom, scores: Eqn) -> list[Eqn]:
         if eqn is not None and eqn is not scores and id(eqn) not in before:
             before[id(eqn)] = eqn
             pending += eqn.invars
-    found: list[Eqn] = []
-    reached: set[Atom] = set(scores.outvars)
-    for eqn in sorted(before.values(), key=lambda e: graph.index[e]):
-        if any(is_var(a) and a in reached for a in eqn.invars):
-            found.append(eqn)
-            reached.update(eqn.outvars)
-    return found
+    return computed_from(scores.outvars, sorted(before.values(), key=lambda e: graph.index[e]))
 
 
 def _unmasked(graph: Graph, atom: Atom) -> Atom:

@@ -25,7 +25,7 @@ from invert.emission.layers.cut import (
 )
 from invert.emission.python.naming import Names, stem
 from invert.ir import kinds
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, computed_from, is_var
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -127,12 +127,8 @@ def _with_cell(
 
 def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
     """The equations that depend on parameters, besides choices by a mask at the end."""
-    reached: set[Eqn] = set()
-    known: set[Atom] = set(inside)
-    for eqn in graph.eqns:
-        if any(is_var(a) and a in known for a in eqn.invars):
-            reached.add(eqn)
-            known.update(eqn.outvars)
+    reached = set(computed_from(inside, graph.eqns))
+    known: set[Atom] = {*inside, *(v for e in reached for v in e.outvars)}
     for eqn in reversed(graph.eqns):
         users = {u for v in eqn.outvars for u in graph.users.get(v, ())}
         last = eqn in reached and not users & reached

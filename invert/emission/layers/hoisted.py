@@ -14,7 +14,7 @@ from invert.emission.layers.cut import Path, common_prefix
 from invert.emission.layers.library_names import row_of
 from invert.emission.layers.links import users_of
 from invert.emission.python.naming import telling
-from invert.ir.graph import is_var
+from invert.ir.graph import computed_from, is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # The name of what is only added to the scores of attentions.
@@ -39,10 +39,8 @@ class _Hoisting:
         self.users = users_of(self.eqns)
         self.makers = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         # The values that depend on a parameter.
-        self.dependent: set[Atom] = set(parameters)
-        for e in self.eqns:
-            if not self.dependent.isdisjoint(filter(is_var, e.invars)):
-                self.dependent.update(e.outvars)
+        later = computed_from(parameters, self.eqns)
+        self.dependent: set[Atom] = {*parameters, *(v for e in later for v in e.outvars)}
 
     def run(self) -> tuple[Jaxpr, Mapping[Var, Path]]:
         names = dict(self.parameters)

@@ -13,7 +13,7 @@ from invert._private.jax import names_of, with_names
 from invert.emission.layers.cut import Path, common_prefix
 from invert.emission.layers.library_names import row_of
 from invert.ir import kinds
-from invert.ir.graph import Graph
+from invert.ir.graph import Graph, computed_from
 from invert.ir.types import Eqn, Jaxpr, Var
 
 
@@ -23,16 +23,15 @@ def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
     Constants such as positions, and reshaped arguments, count if only such values use them. Values
     of layers inside the layers of a row do not.
     """
-    dependent: set[Var] = set(parameters)
-    given: set[Var] = set(graph.jaxpr.invars) - dependent
+    dependent = set(computed_from(parameters, graph.eqns))
+    given: set[Var] = set(graph.jaxpr.invars) - parameters
     found: set[Var] = set()
     others: list[Eqn] = []
     in_rows = _in_rows([tuple(names_of(e)) for e in graph.eqns])
     for eqn in graph.eqns:
         operands = {a for a in eqn.invars if isinstance(a, Var)}
         inside = tuple(names_of(eqn)) in in_rows
-        if not dependent.isdisjoint(operands):
-            dependent.update(eqn.outvars)
+        if eqn in dependent:
             continue
         computes = not given.isdisjoint(operands)
         given.update(eqn.outvars if computes else ())

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import InconclusiveDimensionOperation
-from invert.ir.arrays import converted
+from invert.ir.arrays import converted, converted_now
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.numerics.derivatives import with_tangent
@@ -375,8 +375,7 @@ def _div_no_nan(x: Array, y: Array) -> Array:
 def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
     if is_static(x) and DstT.kind in "iufb":
         if x.dtype != object:
-            with np.errstate(all="ignore"):
-                return x.astype(DstT)
+            return x.astype(DstT) if x.dtype.kind in "iub" else converted_now(x, DstT)
         if DstT.kind in "iu":
             return x
     if not Truncate and (narrow := _narrowed(x, DstT)) is not None:
