@@ -172,7 +172,8 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _is_numbered(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED
+    # A dead call has no results.
+    return eqn.primitive.name == "jit" and eqn.params["name"] in _NUMBERED and bool(eqn.outvars)
 
 
 def _with_operands(eqn: Eqn, operands: Sequence[Atom]) -> Eqn | None:
