@@ -31,6 +31,9 @@ Watched: TypeAlias = tuple[list[Value], Mapping[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
+_ROUNDINGS = frozenset(("round", "floor", "ceil"))
+# Roundings that change a value by less may not show in the results.
+_VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
 # Sizes are assumed to be smaller.
@@ -40,7 +43,8 @@ _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 class Conditions:
     """The conditions that one of two programs has and the other lacks.
 
-    Outcomes inside loops and branches are not observed: thresholds there count as not met.
+    A rounding is the condition that it changes something visibly. Outcomes inside loops and
+    branches are not observed: thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -146,6 +150,8 @@ def _of(eqn: Eqn, given: Sequence[Hashable]) -> list[Condition]:
     if name in _EQUALITIES:
         same = "itself" if eqn.invars[0] is eqn.invars[1] else None
         return [("equality", frozenset((*given, same)))]
+    if name in _ROUNDINGS:
+        return [("rounding", frozenset())]
     return [("finite", frozenset())] if name == "is_finite" else []
 
 
@@ -155,6 +161,11 @@ def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
     if name in _ORDERS:
         for a, b in pairwise(operands):
             yield jnp.any(a < b), jnp.any(a > b)
+    elif name in _ROUNDINGS:
+        (x,) = operands
+        change = jnp.abs(bind(eqn, [x])[0] - x)
+        is_visible = jnp.any(change > _VISIBLE * jnp.max(jnp.abs(x), initial=0))
+        yield is_visible, is_visible
     else:
         is_so = jnp.isfinite(operands[0]) if name == "is_finite" else jnp.equal(*operands)
         yield jnp.any(is_so), ~jnp.all(is_so)

@@ -163,6 +163,7 @@ FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
     "norm": (lambda x, n, dy: jnp.where((dy * dy).sum() > 1e6, 0 * dy, dy), X, 0, 1e4 * X),
     "infinite": (lambda x, n, dy: jnp.where(jnp.isinf(dy), 0.0, dy), X, 0, X.at[1].set(jnp.inf)),
     "zero": (lambda x, n, dy: jnp.where(dy == 0, 1e-3, dy), X, 0, X.at[1].set(0)),
+    "rounding": (lambda x, n, dy: jnp.round(4096 * dy) / 4096, X, 0, 1.1e-3 * X),
     "in a loop": (
         lambda x, n, dy: lax.fori_loop(
             0, 3, lambda _, c: jnp.where((c * c).sum() > 1e6, 0 * c, c), dy
