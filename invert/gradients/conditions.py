@@ -36,6 +36,8 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil"))
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
+# Larger arrays are hardly bounds, and take memory.
+_MAX_NUMBERS = 1 << 12
 # Sizes are assumed to be smaller.
 _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 
@@ -137,7 +139,9 @@ def _is_threshold(eqn: Eqn, given: Sequence[Hashable]) -> bool:
 
 
 def _number(x: Value) -> Hashable:
-    """What tells numbers apart, whatever their type and shape."""
+    """What tells numbers apart, whatever their type and shape; `None` for large arrays."""
+    if np.size(x) > _MAX_NUMBERS:
+        return None
     x = np.asarray(x)
     first = x.ravel()[:1]
     return first.tolist()[0] if x.size and (x == first).all() else x.tobytes()
