@@ -116,9 +116,11 @@ def _watched(
 def _conditions(program: AnyJaxpr, is_open: bool) -> Iterator[tuple[Eqn, list[Condition]]]:
     """The equations that compare values, and those inside of others that hold thresholds."""
     outer = open_jaxpr(program)
-    held = {v: _number(c) for v, c in zip(outer.constvars, consts_of(program), strict=True)}
+    held: dict[Atom, Hashable] = {
+        v: _number(c) for v, c in zip(outer.constvars, consts_of(program), strict=True)
+    }
     for jaxpr in reached([outer], lambda jaxpr: (j for e in jaxpr.eqns for j in sub_jaxprs(e))):
-        numbers: dict[Atom, Hashable] = dict(held) if jaxpr is outer else {}
+        numbers = dict(held) if jaxpr is outer else {}
         for eqn in jaxpr.eqns:
             given = [numbers.get(a) if is_var(a) else _number(a.val) for a in eqn.invars]
             if eqn.primitive.name in _SAME_NUMBERS and given[0] is not None:
