@@ -105,7 +105,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         rewrites=rewrites,
         seconds=stage.seconds,
         certificate=certificate,
-        gradients=tuple(settle.messages),
+        gradients=tuple(map(str, settle.outcomes)),
         notes=(*entry.notes(), *defects),
         sizes=_sizes(entry, avals),
         outside=entry.outside,

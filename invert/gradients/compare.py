@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +11,15 @@ import numpy as np
 
 from invert._errors import InvertError
 from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_closed
+from invert.gradients.conditions import Conditions, Watched
 from invert.gradients.region import MarkedRegion
-from invert.gradients.samples import samples, special, tests_special_values
+from invert.gradients.samples import samples, special
 from invert.ir import jaxprs
 from invert.ir.graph import is_var
 from invert.ir.loops import WhileParts
 from invert.ir.numbers import largest_gap, on_cpu
-from invert.ir.substitution import at_samples
+from invert.ir.substitution import samples as sizes_of
+from invert.ir.substitution import substitute
 from invert.ir.types import AnyJaxpr, Aval, JaxFunction, Value, Var
 
 # What JAX raises if it cannot differentiate, lower or run a correct program: `jax.vjp` raises
@@ -50,22 +51,42 @@ def once(function: JaxFunction) -> JaxFunction:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[float]:
-    """The differences of two gradients at the values of `samples`, beyond rounding."""
+def differences(
+    region: MarkedRegion,
+    raw: AnyJaxpr,
+    x64: bool,
+    other: AnyJaxpr | None = None,
+    conditions: Conditions | None = None,
+) -> Iterator[float]:
+    """The differences of two gradients at the values of `samples`, beyond rounding.
+
+    **Arguments:**
+
+    - `other`: automatic differentiation of the region as a program; traced by default.
+    - `conditions`: takes the conditions of the two programs and their outcomes. If some are not
+        met, the gradients are compared at special values, too.
+    """
     count = len(region.numbers)
+    if other is None:
+        with jax.enable_x64(x64):
+            other = trace_closed(region.autodiff, *region.avals)
+    pair = raw, other
+
+    def run_both(*xs: Value) -> list[Value]:
+        return [y for program in pair for y in eval_closed(program, xs)]
+
     with jax.enable_x64(x64), on_cpu():
-        traced = trace_closed(
-            lambda *xs: [*eval_closed(raw, xs), *region.autodiff(*xs)], *region.avals
-        )
-        for program in at_samples(traced):
-            run = once(functools.partial(_halves, program))
+        both = trace_closed(run_both, *region.avals)
+        for sizes in sizes_of(both):
+            one, two, program = (substitute(p, sizes) if sizes else p for p in (*pair, both))
+            watched = Conditions() if conditions is None else conditions
+            run = once(functools.partial(_results, watched.add((one, two), bool(sizes))))
             types = [v.aval for v in open_jaxpr(program).invars]
-            points = samples(types, count, program)
-            tests = tests_special_values(raw)
-            if tests > tests_special_values(program) - tests:
-                points = itertools.chain(points, special(types, count))
-            for values in points:
-                results = [tuple(map(np.asarray, half)) for half in run(*values)]
+            for values in _points(types, count, program, conditions):
+                results = []
+                for found, outcomes in run(*values):
+                    results.append(tuple(map(np.asarray, found)))
+                    watched.met(outcomes)
                 if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
                     raise OtherShapesError(
                         "the gradient has other shapes than the arguments, at some of their sizes"
@@ -73,18 +94,31 @@ def differences(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[floa
                 if all(map(np.array_equal, *results)):
                     yield 0.0
                     continue
-                moved = run(*values[:-count], *map(_rounded, values[-count:]))[0]
+                moved = run(*values[:-count], *map(_rounded, values[-count:]))[0][0]
                 yield max(map(beyond_rounding, *results, map(np.asarray, moved)))
 
 
-def first_difference(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> float:
+def _points(
+    types: Sequence[Aval], count: int, program: AnyJaxpr, conditions: Conditions | None
+) -> Iterator[list[np.ndarray]]:
+    yield from samples(types, count, program)
+    if conditions is not None and not conditions.are_met:
+        yield from special(types, count)
+
+
+def _results(runs: Sequence[Callable[[Sequence[Value]], Watched]], *xs: Value) -> list[Watched]:
+    return [run(xs) for run in runs]
+
+
+def first_difference(
+    region: MarkedRegion,
+    raw: AnyJaxpr,
+    x64: bool,
+    other: AnyJaxpr | None = None,
+    conditions: Conditions | None = None,
+) -> float:
     """The first difference of two gradients, or 0; see `differences`."""
-    return next(filter(None, differences(region, raw, x64)), 0.0)
-
-
-def _halves(program: AnyJaxpr, *values: Value) -> tuple[list[Value], list[Value]]:
-    results = eval_closed(program, values)
-    return results[: len(results) // 2], results[len(results) // 2 :]
+    return next(filter(None, differences(region, raw, x64, other, conditions)), 0.0)
 
 
 # Tolerance after long sums, in units in the last place.
@@ -140,4 +174,21 @@ def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = Non
     scale = float(finite.max()) if finite.size else 1.0
     eps = float(jnp.finfo(x.dtype).eps)
     # Long sums round many times. In 16 bits, a larger tolerance would hide real differences.
-    return gap if gap > (_ULPS if eps < 1e-5 else 16) * eps * scale else 0.0
+    if gap > (_ULPS if eps < 1e-5 else 16) * eps * scale:
+        return gap
+    # A factor near one hides in the roundings of a number in 16 bits, but not in those of many.
+    return gap if eps > 1e-5 and not _have_one_scale(x, y, eps) else 0.0
+
+
+def _have_one_scale(x: np.ndarray, y: np.ndarray, eps: float) -> bool:
+    """Return whether the best factor between two arrays is one, but for independent roundings."""
+    both = np.isfinite(x) & np.isfinite(y)
+    a, b = (np.asarray(v[both], np.float64) for v in (x, y))
+    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
+    if not largest:
+        return True
+    a, b = a / largest, b / largest
+    weight = float(a @ a)
+    # The sum of `weight` independent roundings of up to 16 units, and one that all have in common.
+    tolerance = (1 + 16 / max(1.0, weight) ** 0.5) * eps
+    return abs(float(a @ b) / weight - 1) <= tolerance

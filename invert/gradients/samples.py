@@ -50,9 +50,9 @@ def samples(
 
 
 def special(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
-    """NaN and infinities among ordinary numbers, in the arguments or in the cotangents."""
+    """NaN, infinities and zeros among ordinary numbers, in the arguments or the cotangents."""
     rng = np.random.default_rng(0)
-    values = np.array([np.nan, np.inf, -np.inf, 1.5])
+    values = np.array([np.nan, np.inf, -np.inf, 1.5, 0.0])
     for tiles in (_Tiles(rng, values, offset) for offset in range(len(values))):
         yield _values(rng, avals, cotangents, tiles, _four_times(rng))
         yield _values(rng, avals, cotangents, rng.standard_normal, tiles)
@@ -125,12 +125,3 @@ def _numbers(program: AnyJaxpr) -> list[float]:
     sizes = {abs(float(np.reshape(x, ()))) for x in floats}
     numbers = sorted(x for x in sizes if 0 < x <= _MAX_COTANGENT)
     return numbers[:: math.ceil(len(numbers) / _MAX_NUMBERS) or 1]
-
-
-def tests_special_values(program: AnyJaxpr) -> int:
-    """How many equations of a program test for NaN or infinity."""
-    return sum(
-        e.primitive.name == "is_finite"
-        or (e.primitive.name in ("eq", "ne") and e.invars[0] is e.invars[1])
-        for e in equations(open_jaxpr(program))
-    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from invert.gradients.compare import (
     first_difference,
     may_not_end,
 )
+from invert.gradients.conditions import Conditions
 from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
@@ -98,6 +100,22 @@ def _forward_only(eqn: Eqn) -> list[Atom] | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one gradient function of the container.
+
+    `kind`: `"autodiff"` if automatic differentiation agrees or is made to, `"kept"` as a rule, or
+    `"lost"` if it could not be read, so that automatic differentiation replaces it.
+    """
+
+    location: str
+    kind: Literal["autodiff", "kept", "lost"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.text}"
+
+
 @dataclasses.dataclass
 class GradientResolver:
     """Settles the markers of a program.
@@ -113,7 +131,7 @@ class GradientResolver:
 
     **Attributes:**
 
-    - `messages`: the outcome for each marker.
+    - `outcomes`: the outcome for each marker.
     - `cache`: earlier results.
     """
 
@@ -123,7 +141,7 @@ class GradientResolver:
     x64: bool
     order: int = 1
     itself: Pattern | None = None
-    messages: list[str] = dataclasses.field(default_factory=list)
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
     def __call__(self, closed: J) -> J:
@@ -159,7 +177,7 @@ class GradientResolver:
     def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
-            self._say(gradient, f"plain autodiff: {gradient.problem}")
+            self._lose(gradient, gradient.problem)
             return None
         region = MarkedRegion(graph, eqn, self, settled)
         if not (region.numbers and region.wanted):
@@ -167,12 +185,12 @@ class GradientResolver:
             return None
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
-            self._say(gradient, "plain autodiff: the gradient is complex and not a JAX one")
+            self._lose(gradient, "the gradient is complex and not a JAX one")
             return None
         try:
             raw = jaxprs.canonicalize(region.backward())
         except InvertError as error:
-            self._say(gradient, f"plain autodiff: the gradient cannot be raised: {error}")
+            self._lose(gradient, f"the gradient cannot be raised: {error}")
             return None
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
@@ -224,7 +242,7 @@ class GradientResolver:
             if rule.first_only
             else ""
         )
-        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}")
+        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}", "kept")
         return rule
 
     def _checkpointed(
@@ -261,7 +279,10 @@ class GradientResolver:
             # After the stops, since each of its candidates is compiled.
             bounded = with_bounds(region, raw, self.x64) if variant is region else None
             if bounded is not None:
-                how = "" if self._is_proved(bounded, raw) else " numerically"
+                proved = self._is_proved(bounded, raw)
+                if not proved and self._difference(bounded, raw):
+                    continue
+                how = "" if proved else " numerically"
                 told = f"agrees with autodiff{how}, where some gathers promise bounds"
                 return self._plain(bounded, told)
         return None
@@ -305,20 +326,27 @@ class GradientResolver:
         if is_transposable(region, first, self.x64):
             itself = calls_of(region, make_rule(region, first, self.x64, linear=True), self.x64)
         inner = dataclasses.replace(
-            self, config=config, order=self.order + 1, itself=itself, messages=[]
+            self, config=config, order=self.order + 1, itself=itself, outcomes=[]
         )
         backward = inner(self.recognize(nested))
-        ruled = any("kept as" in m for m in inner.messages)
-        self.messages += [f"second derivative, {m}" for m in inner.messages if "kept as" in m]
+        own = [o for o in inner.outcomes if o.kind == "kept"]
+        self.outcomes += [
+            dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
+        ]
         # Transposing drops the rules inside a function. So if the gradient has rules of its own,
         # the function gets a rule for reverse mode only, which keeps second derivatives right.
-        linear = not ruled and is_transposable(region, backward, self.x64)
+        linear = not own and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
-        missing = any("plain autodiff" in m for m in inner.messages)
+        missing = any(o.kind == "lost" for o in inner.outcomes)
         return dataclasses.replace(rule, first_only=missing)
 
-    def _say(self, gradient: Gradient, text: str) -> None:
-        self.messages.append(f"{gradient.location}: {text}")
+    def _say(
+        self, gradient: Gradient, text: str, kind: Literal["autodiff", "kept"] = "autodiff"
+    ) -> None:
+        self.outcomes.append(Outcome(gradient.location, kind, text))
+
+    def _lose(self, gradient: Gradient, reason: str) -> None:
+        self.outcomes.append(Outcome(gradient.location, "lost", f"plain autodiff: {reason}"))
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
         """Return whether the gradient is isomorphic to the lowering of autodiff.
@@ -350,14 +378,22 @@ class GradientResolver:
         """`""` if the gradient agrees numerically with autodiff, otherwise how they differ."""
         if may_not_end(raw) or may_not_end(region.forward):
             return "another program, which was not run, because the end of a loop depends on data"
+        conditions = Conditions()
         try:
             with only_refusals():
-                gap = first_difference(region, raw, self.x64)
+                gap = first_difference(region, raw, self.x64, None, conditions)
+                if gap == 0 and not conditions.are_met and region.gradient.convention == "jax":
+                    # What JAX lowers has the conditions of its expansions and indices, too.
+                    conditions = Conditions()
+                    again = self._lowered(region, (), self.x64)
+                    gap = first_difference(region, raw, self.x64, again, conditions)
         except OtherShapesError:
             raise  # the program is recovered again, under the constraints that were met
         except FAILURES as error:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"
+        if gap == 0 and not conditions.are_met:
+            return "they agree, but no sample met some of the conditions of one of them"
         return "" if gap == 0 else f"they differ by {gap:.3g}"
 
     def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:

@@ -170,7 +170,8 @@ def _with_bounds(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _is_numbered(eqn: Eqn) -> bool:
-    if eqn.primitive.name != "jit" or not eqn.invars:
+    # A dead call has no results.
+    if eqn.primitive.name != "jit" or not eqn.invars or not eqn.outvars:
         return False
     return eqn.params["name"] in _NUMBERED or is_key(eqn.invars[0])
 
@@ -186,7 +187,9 @@ def _without_stops(eqn: Eqn) -> Eqn:
                 idle[each.outvars[0]] = each.invars[0]
     if not idle:
         return eqn
-    body = rename(inner.replace(eqns=[e for e in inner.eqns if e.outvars[0] not in idle]), idle)
+    body = rename(
+        inner.replace(eqns=[e for e in inner.eqns if idle.keys().isdisjoint(e.outvars)]), idle
+    )
     return eqn.replace(params={**eqn.params, "jaxpr": close_like(eqn.params["jaxpr"], body)})
 
 

@@ -312,9 +312,9 @@ def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     compare = settle.first_difference
 
-    def counted(region: Any, raw: Any, wide: bool) -> float:
+    def counted(region: Any, *args: Any) -> float:
         made.append(region)
-        return compare(region, raw, wide)
+        return compare(region, *args)
 
     monkeypatch.setattr(settle, "first_difference", counted)
     return made

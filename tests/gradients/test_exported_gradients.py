@@ -157,6 +157,109 @@ def test_vjp_of_an_artifact(name: str, order: int) -> None:
     np.testing.assert_allclose(slope(module, *args), slope(f, *args), rtol=1e-5, atol=1e-6)
 
 
+RuleOfTwo = Callable[[Any, Any, Any], Any]
+
+
+def with_rule(rule: RuleOfTwo) -> Callable[[Any, Any], Any]:
+    """The identity of `x` with a gradient by `rule(x, n, dy)`, for a number `n`."""
+
+    @jax.custom_vjp
+    def itself(x: Any, n: Any) -> Any:
+        return x
+
+    def back(kept: Any, dy: Any) -> Any:
+        x, n = kept
+        return rule(x, n, dy), np.zeros(n.shape, jax.dtypes.float0)
+
+    itself.defvjp(lambda x, n: (x, (x, n)), back)
+    return itself
+
+
+def pulled(f: Callable[[Any, Any], Any], x: Any, n: Any, dy: Any) -> Any:
+    return jax.vjp(lambda x: f(x, n), x)[1](dy)[0]
+
+
+BOUNDS = np.array([50, 60, 70, 80, 90], np.float32)
+# Each with numbers and cotangents where it is not the identity. Random numbers do not find them.
+FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
+    "steps": (lambda x, n, dy: dy * jnp.where(n > 1000, 0.1, 1.0), X, 2000, X),
+    "number": (lambda x, n, dy: jnp.where(n == 777, 0.0, dy), X, 777, X),
+    "bounds": (lambda x, n, dy: jnp.clip(dy, -BOUNDS, BOUNDS), X, 0, 1e3 * X),
+    "large": (lambda x, n, dy: jnp.where(jnp.abs(x) > 1e6, 0.0, dy), 1e7 * X, 0, X),
+    "product": (lambda x, n, dy: jnp.where(1e-4 * x > 3, 0.0, dy), 1e6 * X, 0, X),
+    "norm": (lambda x, n, dy: jnp.where((dy * dy).sum() > 1e6, 0 * dy, dy), X, 0, 1e4 * X),
+    "infinite": (lambda x, n, dy: jnp.where(jnp.isinf(dy), 0.0, dy), X, 0, X.at[1].set(jnp.inf)),
+    "zero": (lambda x, n, dy: jnp.where(dy == 0, 1e-3, dy), X, 0, X.at[1].set(0)),
+    "rounding": (lambda x, n, dy: jnp.round(4096 * dy) / 4096, X, 0, 1.1e-3 * X),
+    "in a loop": (
+        lambda x, n, dy: lax.fori_loop(
+            0, 3, lambda _, c: jnp.where((c * c).sum() > 1e6, 0 * c, c), dy
+        ),
+        X,
+        0,
+        1e4 * X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAR_RULES)
+def test_a_rule_that_differs_where_no_random_number_goes(name: str) -> None:
+    rule, x, n, dy = FAR_RULES[name]
+    f, number = with_rule(rule), jnp.int32(n)
+    module = invert.from_exported(stored(f, X, number))
+    assert "kept as" in module.report.gradients[0]
+    found, wanted = (pulled(g, x, number, dy) for g in (module, f))
+    assert not np.array_equal(wanted, dy)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_conditions_in_common_need_not_be_met() -> None:
+    """The step at 1000 is in the function, so that autodiff has it, too."""
+
+    @jax.custom_vjp
+    def scaled(x: Any, n: Any) -> Any:
+        return jnp.sin(x) * jnp.where(n > 1000, 0.1, 1.0)
+
+    def back(kept: Any, dy: Any) -> Any:
+        x, n = kept
+        slope = jnp.sin(x + np.pi / 2) * dy * jnp.where(n > 1000, 0.1, 1.0)
+        return slope, np.zeros(n.shape, jax.dtypes.float0)
+
+    scaled.defvjp(lambda x, n: (scaled(x, n), (x, n)), back)
+    module = invert.from_exported(stored(scaled, X, jnp.int32(0)))
+    assert "agrees with autodiff numerically" in module.report.gradients[0]
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(jnp.bfloat16, 0.9), (jnp.float16, 0.99)])
+def test_a_factor_near_one_in_16_bits(dtype: Any, factor: float) -> None:
+    x = jnp.linspace(-2, 2, 64).astype(dtype)
+    f = with_rule(lambda x, n, dy: dy * jnp.asarray(factor, dtype))
+    module = invert.from_exported(stored(f, x, jnp.int32(0)))
+    assert "kept as custom_jvp" in module.report.gradients[0]
+    found, wanted = (pulled(g, x, jnp.int32(0), x) for g in (module, f))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_text_of_a_dead_call_in_a_rule() -> None:
+    """`i % 5` is a call, of which the rule needs no result."""
+
+    @jax.custom_jvp
+    def product(x: Any, y: Any) -> Any:
+        return jnp.sin(x) * y
+
+    @product.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (x, y), (dx, dy) = primals, tangents
+        return product(x, y), 2 * jnp.cos(x) * y * dx + 3 * jnp.sin(x) * dy
+
+    def f(x: Any) -> Any:
+        return jax.vmap(lambda a: lax.fori_loop(0, 3, lambda i, c: product(c, a) + x[i % 5], a))(x)
+
+    module = invert.from_exported(stored(f, X))
+    np.testing.assert_array_equal(slope(module.model, X), slope(module, X))
+    np.testing.assert_allclose(slope(module, X), slope(f, X), rtol=1e-5)
+
+
 def test_the_text_of_a_rule_around_a_loop() -> None:
     def f(x: Any, w: Any) -> Any:
         return lax.scan(lambda c, row: (seven(c @ w + row), c), x[0], x)[1]
