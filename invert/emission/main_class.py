@@ -41,7 +41,7 @@ from invert.emission.sizes.expressions import (
 from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
-from invert.ir.sizes import Constraint, Shape, dimension, is_open, linear
+from invert.ir.sizes import Constraint, Shape, dimension, is_open
 from invert.ir.types import Atom, Value, Var
 
 
@@ -59,6 +59,7 @@ class Method:
     - `checkify`: whether assertions are written as `checkify.check`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions, which the text checks.
+    - `may_be_empty`: the open dimensions whose size may be 0.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Method:
     checkify: bool = False
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
+    may_be_empty: Set[str] = frozenset()
 
 
 CALL = "__call__"
@@ -482,20 +484,14 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
 def _nonempty(method: Method, arrays: Sequence[tuple[ast.expr, Shape]]) -> Iterator[ast.stmt]:
     """`if x.shape[0] == 0: raise ValueError(...)`: the program is known at larger sizes only.
 
-    Not for dimensions at whose size 0 the results are empty, so that no number can be wrong, and
-    not for those that another check bounds from below.
+    Not for `method.may_be_empty`, and not for dimensions that another check bounds from below.
     """
     bounded = {
         dimension(c.left)
         for c in method.constraints
         if c.relation == "ge" and not is_open(c.right) and c.right >= 1
     }
-    if method.states is None:
-        empty = [
-            {parts[0] for n in v.aval.shape if (parts := linear(n)) is not None and not parts[2]}
-            for v in method.layer.outputs
-        ]
-        bounded |= set.intersection(*empty) if empty else set()
+    bounded |= method.may_be_empty
     sources = dimension_sources(arrays)
     for value, shape in arrays:
         for axis, size in enumerate(shape):
