@@ -465,9 +465,10 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
         return ast.If(syntax.substitute(test, values), [refuse], [])
 
     yield from _nonempty(method, arrays)
-    for value, shape in arrays:
+    for value, shape, stated in _open_arguments(method, node):
         for axis, size in enumerate(shape):
-            if is_open(size) and dimension(size) is None:
+            # Of an open size, conditions may have left one number.
+            if dimension(size) is None and not isinstance(stated[axis], int):
                 actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                 message = f"{syntax.text_of(actual)} has to be {size}"
                 least = least_of(size, actual, sources)
@@ -532,8 +533,10 @@ def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
     node.body[first:first] = guards
 
 
-def _open_arguments(method: Method, node: ast.FunctionDef) -> Iterator[tuple[ast.expr, Shape, Var]]:
-    """Arrays among the arguments that have open sizes: expression, shape and variable."""
+def _open_arguments(
+    method: Method, node: ast.FunctionDef
+) -> Iterator[tuple[ast.expr, Shape, Sequence[int | str | None]]]:
+    """Arrays among the arguments with open sizes: expression, shape, and that of the original."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
     trees: list[Any] = list(method.entry.args)
@@ -544,7 +547,7 @@ def _open_arguments(method: Method, node: ast.FunctionDef) -> Iterator[tuple[ast
         for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
             v = next(flat)
             if not all(isinstance(n, int) for n in spec.shape):
-                yield pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, v
+                yield pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, spec.shape
 
 
 def _braced(text: str) -> str:

@@ -658,3 +658,21 @@ def test_empty_results_beside_open_sizes_have_a_text() -> None:
     x = np.arange(4, dtype=np.float32)
     for got, wanted in zip(model(x), theirs(x), strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_size_that_the_program_determines_holds_for_that_size_only() -> None:
+    def scaled(x: Any) -> Any:
+        return (x + tf.ones([4, 1])) * tf.cast(tf.shape(x)[0], tf.float32)
+
+    spec = tf.TensorSpec([None, 3], tf.float32)
+    theirs = tf.function(scaled, input_signature=[spec])
+    module = invert.convert(theirs)
+    model: Any = module.model
+    one, four = np.ones((1, 3), np.float32), np.ones((4, 3), np.float32)
+    for x in (one, four):
+        np.testing.assert_array_equal(module(x), theirs(x))
+    np.testing.assert_array_equal(model(four), theirs(four))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] has to be 4"):
+        model(one)
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.AddV2"):
+        module(np.ones((2, 3), np.float32))
