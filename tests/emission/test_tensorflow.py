@@ -676,3 +676,17 @@ def test_a_size_that_the_program_determines_holds_for_that_size_only() -> None:
         model(one)
     with pytest.raises(invert.UnsupportedOpError, match=r"tf\.AddV2"):
         module(np.ones((2, 3), np.float32))
+
+
+def test_a_squeeze_of_an_open_axis_holds_where_it_stays() -> None:
+    spec = tf.TensorSpec([None, 1, 3], tf.float32)
+    theirs = tf.function(lambda x: tf.squeeze(x) * 2.0, input_signature=[spec])
+    module = invert.convert(theirs)
+    model: Any = module.model
+    for size in (1, 2, 5):
+        x = np.arange(3 * size, dtype=np.float32).reshape(size, 1, 3)
+        np.testing.assert_array_equal(module(x), theirs(x))
+        if size > 1:
+            np.testing.assert_array_equal(model(x), theirs(x))
+    with pytest.raises(ValueError, match="axis 0 is left out if its size is one"):
+        model(np.ones((1, 1, 3), np.float32))
