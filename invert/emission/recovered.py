@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, traced
-from invert._errors import DefectError, InvertError
+from invert._errors import DefectError, InvertError, only_refusals
 from invert._private.jax import REFUSALS
 from invert.emission import main_class
 from invert.ir.sizes import (
@@ -75,7 +75,8 @@ class Recovered:
         """The open dimensions at whose size 0 all results are empty, so that no number is wrong.
 
         JAX assumes open sizes of at least one. Where rules have decided shapes by that, they raise
-        the entry point at 0 again; an export of JAX states its shapes for all sizes.
+        the entry point at 0 again, and its results must be empty there too; an export of JAX states
+        its shapes for all sizes.
         """
         results = [tuple(v.aval.shape) for v in self.program.outvars]
         empty = [
@@ -85,9 +86,9 @@ class Recovered:
         found = set.intersection(*empty) if empty else set()
         if not self.entry.outside:
             return frozenset(found)
-        return frozenset(d for d in found if self._is_proved_at_zero(d, results))
+        return frozenset(d for d in found if self._may_be_zero(d, results))
 
-    def _is_proved_at_zero(self, name: str, results: Sequence[Shape]) -> bool:
+    def _may_be_zero(self, name: str, results: Sequence[Shape]) -> bool:
         arguments = [v.aval for v in self.program.invars[self.held_count :]]
         sizes = variables(n for a in arguments for n in a.shape)
         values: dict[str, DimSize] = {str(n): n for n in sizes if dimension(n) != name}
@@ -98,10 +99,10 @@ class Recovered:
 
         avals = [jax.ShapeDtypeStruct(at_zero(a.shape), a.dtype) for a in arguments]
         try:
-            with jax.enable_x64(True), np.errstate(all="ignore"), listening():
+            with only_refusals(), jax.enable_x64(True), np.errstate(all="ignore"), listening():
                 raised = traced(self.entry, avals)
         except (InvertError, DefectError, *REFUSALS):
-            return False  # the original may not take it either
+            return True  # it is not taken, so that no other shape is known
         return [tuple(a.shape) for a in raised.out_avals] == list(map(at_zero, results))
 
     @property
