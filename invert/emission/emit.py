@@ -338,6 +338,7 @@ class _Variant:
                 r.checkify,
                 r.fixed,
                 r.constraints,
+                frozenset() if any(r.in_state) or r.fixed else r.with_empty_results,
             )
             for name, r in self.recovered.items()
         ]

@@ -41,7 +41,7 @@ from invert.emission.sizes.expressions import (
 from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
-from invert.ir.sizes import Constraint, Shape, dimension, is_open, linear
+from invert.ir.sizes import Constraint, Shape, dimension, is_open
 from invert.ir.types import Atom, Value, Var
 
 
@@ -59,6 +59,7 @@ class Method:
     - `checkify`: whether assertions are written as `checkify.check`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions, which the text checks.
+    - `may_be_empty`: the open dimensions whose size may be 0.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Method:
     checkify: bool = False
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
+    may_be_empty: Set[str] = frozenset()
 
 
 CALL = "__call__"
@@ -463,9 +465,10 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
         return ast.If(syntax.substitute(test, values), [refuse], [])
 
     yield from _nonempty(method, arrays)
-    for value, shape in arrays:
+    for value, shape, stated in _open_arguments(method, node):
         for axis, size in enumerate(shape):
-            if is_open(size) and dimension(size) is None:
+            # Of an open size, conditions may have left one number.
+            if dimension(size) is None and not isinstance(stated[axis], int):
                 actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
                 message = f"{syntax.text_of(actual)} has to be {size}"
                 least = least_of(size, actual, sources)
@@ -482,20 +485,14 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
 def _nonempty(method: Method, arrays: Sequence[tuple[ast.expr, Shape]]) -> Iterator[ast.stmt]:
     """`if x.shape[0] == 0: raise ValueError(...)`: the program is known at larger sizes only.
 
-    Not for dimensions at whose size 0 the results are empty, so that no number can be wrong, and
-    not for those that another check bounds from below.
+    Not for `method.may_be_empty`, and not for dimensions that another check bounds from below.
     """
     bounded = {
         dimension(c.left)
         for c in method.constraints
         if c.relation == "ge" and not is_open(c.right) and c.right >= 1
     }
-    if method.states is None:
-        empty = [
-            {parts[0] for n in v.aval.shape if (parts := linear(n)) is not None and not parts[2]}
-            for v in method.layer.outputs
-        ]
-        bounded |= set.intersection(*empty) if empty else set()
+    bounded |= method.may_be_empty
     sources = dimension_sources(arrays)
     for value, shape in arrays:
         for axis, size in enumerate(shape):
@@ -536,8 +533,10 @@ def _guard(node: ast.FunctionDef, guards: Sequence[ast.stmt]) -> None:
     node.body[first:first] = guards
 
 
-def _open_arguments(method: Method, node: ast.FunctionDef) -> Iterator[tuple[ast.expr, Shape, Var]]:
-    """Arrays among the arguments that have open sizes: expression, shape and variable."""
+def _open_arguments(
+    method: Method, node: ast.FunctionDef
+) -> Iterator[tuple[ast.expr, Shape, Sequence[int | str | None]]]:
+    """Arrays among the arguments with open sizes: expression, shape, and that of the original."""
     given = node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
     trees: list[Any] = list(method.entry.args)
@@ -548,7 +547,7 @@ def _open_arguments(method: Method, node: ast.FunctionDef) -> Iterator[tuple[ast
         for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
             v = next(flat)
             if not all(isinstance(n, int) for n in spec.shape):
-                yield pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, v
+                yield pytrees.access(ast.Name(name, ast.Load()), path), v.aval.shape, spec.shape
 
 
 def _braced(text: str) -> str:

@@ -172,26 +172,31 @@ class SavedObjects:
     def variable(self, index: int) -> np.ndarray:
         """The value of a variable, read once.
 
-        **Raises:** `MalformedModelError` if the checkpoint has no value of its type.
+        **Raises:** `MalformedModelError` if the checkpoint has no value of its type; it lists all
+        such variables.
         """
         if index not in self._values:
-            proto = self.graph.nodes[index].variable
-            key = self._keys.get((index, _VALUE))
-            if key is None:
-                raise MalformedModelError(
-                    f"{self._directory}: the variables hold no value of object {index}, "
-                    f"{proto.name!r}"
-                )
-            value = self.checkpoint.value(key)
-            shape = decode_shape(proto.shape)
-            if not has_type(value, shape, proto.dtype):
-                raise MalformedModelError(
-                    f"{self._directory}: variable {proto.name!r} is "
-                    f"{type_name(proto.dtype)}{shape}, but its value is "
-                    f"{'string' if value.dtype == object else value.dtype.name}{value.shape}"
-                )
+            value = self._stored(index)
+            if isinstance(value, str):
+                variables = (i for i in range(len(self.graph.nodes)) if self.kind(i) == "variable")
+                wrong = [found for i in variables if isinstance(found := self._stored(i), str)]
+                raise MalformedModelError(f"{self._directory}: {'; '.join(wrong)}")
             self._values[index] = value
         return self._values[index]
+
+    def _stored(self, index: int) -> np.ndarray | str:
+        """The value of a variable in the checkpoint, or why there is none of its type."""
+        proto = self.graph.nodes[index].variable
+        key = self._keys.get((index, _VALUE))
+        if key is None:
+            return f"the variables hold no value of object {index}, {proto.name!r}"
+        value = self.checkpoint.value(key)
+        shape = decode_shape(proto.shape)
+        if has_type(value, shape, proto.dtype):
+            return value
+        name = "string" if value.dtype == object else value.dtype.name
+        stated = f"{type_name(proto.dtype)}{shape}"
+        return f"variable {proto.name!r} is {stated}, but its value is {name}{value.shape}"
 
     @functools.cached_property
     def _keys(self) -> dict[tuple[int, str], str]:

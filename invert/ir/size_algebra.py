@@ -27,7 +27,7 @@ from invert._private.jax import (
 )
 from invert.ir import sizes
 from invert.ir.interpret import interpret
-from invert.ir.sizes import RELATIONS, Constraint, DimSize, as_value, is_open
+from invert.ir.sizes import LARGEST_FACTOR, RELATIONS, Constraint, DimSize, as_value, is_open
 from invert.ir.types import Eqn, JaxFunction, Literal, Value
 
 
@@ -146,8 +146,6 @@ def lifted(value: object) -> Sizes | None:
 
 # Shapes and paddings do not have more elements than this.
 _MOST_SIZES = 64
-# Larger factors occur in hashes, whose products wrap around on purpose.
-_LARGEST_FACTOR = 1 << 16
 
 
 def apply(
@@ -229,12 +227,12 @@ def _abs(a: Number) -> Number:
 
 
 def _multiply(a: Number, b: Number) -> Number | None:
-    if any(_is_number(n) and abs(int(n)) > _LARGEST_FACTOR for n in (a, b)):
+    if any(_is_number(n) and abs(int(n)) > LARGEST_FACTOR for n in (a, b)):
         return None
     if isinstance(a, Term) or isinstance(b, Term):
         return Term("mul", (a, b))
     product = a * b
-    large = is_open(product) and any(abs(n) > _LARGEST_FACTOR for n, _ in dim_terms(product))
+    large = is_open(product) and any(abs(n) > LARGEST_FACTOR for n, _ in dim_terms(product))
     return None if large else product
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from invert._errors import SignatureError
@@ -530,6 +531,19 @@ def decided(relation: str, a: DimSize, b: DimSize) -> bool | None:
         return bool(RELATIONS[relation](a, b))
     except InconclusiveDimensionOperation:
         return None
+
+
+# Larger factors occur in hashes, whose products wrap around on purpose.
+LARGEST_FACTOR = 1 << 16
+
+
+def may_wrap(size: DimSize, dtype: np.dtype) -> bool:
+    """Return whether an open size may wrap around in a type, unlike Python's numbers."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return False
+    is_unsigned = jnp.issubdtype(dtype, jnp.unsignedinteger)
+    large = any(abs(n) > LARGEST_FACTOR for n, _ in dim_terms(size))
+    return dtype.itemsize < 4 or large or (is_unsigned and not decided("ge", size, 0))
 
 
 def as_value(size: DimSize, dtype: np.dtype) -> Value:

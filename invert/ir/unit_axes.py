@@ -144,12 +144,13 @@ def _kept(graph: Graph) -> dict[Var, tuple[int, ...]]:
             continue
         (out,) = eqn.outvars
         if eqn.primitive.name in kinds.REDUCTIONS and out.aval.shape:
-            kept[out] = tuple(eqn.params["axes"])
+            if axes := tuple(eqn.params["axes"]):
+                kept[out] = axes
         elif eqn.primitive.name in _MOVED and out.aval.shape:
             before = [a for a in eqn.invars if isinstance(a, Var)]
-            axes = {kept.get(a) for a in before}
+            places = {kept.get(a) for a in before}
             alike = all(a.aval.shape == out.aval.shape for a in before)
-            if alike and len(axes) == 1 and None not in axes:
+            if alike and len(places) == 1 and None not in places:
                 kept[out] = kept[before[0]]
     changed = True
     while changed:

@@ -85,11 +85,11 @@ class Specialization:
 
     def at(self, shapes: Sequence[Sequence[DimSize]]) -> Specialization | None:
         """The program at concrete argument shapes; `None` if its constraints do not hold."""
-        if not self.is_open:
-            return self
         sizes = solve(self.shapes, shapes)
         if sizes is None or not all(c.holds(sizes) for c in self.constraints):
             return None
+        if not self.is_open:  # conditions may have determined all sizes
+            return self
         key = tuple(sizes.items())
         if key not in self._sized:
             jaxpr = substitute(self.jaxpr, sizes)

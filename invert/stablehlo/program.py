@@ -22,7 +22,14 @@ from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
 from invert.protos.file_parts import FilePart
 from invert.stablehlo.ops import interpreter
-from invert.stablehlo.ops.attributes import element_dtype, is_token, location_text, shape_of, string
+from invert.stablehlo.ops.attributes import (
+    discardable,
+    element_dtype,
+    is_token,
+    location_text,
+    shape_of,
+    string,
+)
 from invert.stablehlo.ops.devices import Devices, devices_of
 from invert.stablehlo.ops.interpreter import Context
 from invert.stablehlo.ops.registry import CUSTOM_CALL, has_rule
@@ -161,7 +168,7 @@ class Program:
         if "jax.global_constant" not in first:
             return len(self.platforms) > 1
         # Printed, since it may not be a string.
-        return str(first["jax.global_constant"]) == f'"{_PLATFORM_INDEX}"'
+        return str(discardable(first, "jax.global_constant")) == f'"{_PLATFORM_INDEX}"'
 
     @functools.cached_property
     def in_types(self) -> list[ArrayType]:

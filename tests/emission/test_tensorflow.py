@@ -618,3 +618,75 @@ def test_halves_that_are_exchanged_and_positions_of_open_length() -> None:
     assert "rotated = jnp.concatenate([-x2, x1], axis=-1)" in source
     assert "jnp.arange(length, dtype=jnp.float32)" in source
     assert "stack" not in source
+
+
+def test_a_text_refuses_size_zero_where_the_original_adds_a_row() -> None:
+    def padded(x: Any) -> Any:
+        return tf.concat([x, tf.zeros([tf.maximum(1 - tf.shape(x)[0], 0), 2])], 0)
+
+    spec = tf.TensorSpec([None, 2], tf.float32)
+    module = invert.convert(tf.function(padded, input_signature=[spec]))
+    model: Any = module.model
+    none = np.zeros((0, 2), np.float32)
+    np.testing.assert_array_equal(module(none), np.zeros((1, 2), np.float32))
+    with pytest.raises(ValueError, match="this text is for batch >= 1 only"):
+        model(none)
+    np.testing.assert_array_equal(model(np.ones((3, 2), np.float32)), np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("axes", [[], [-1]])
+def test_reductions_over_no_axes_keep_their_operands(axes: list[int]) -> None:
+    def rows(x: Any, index: Any) -> Any:
+        sums = tf.reduce_max(x * 2.0, axes, keepdims=True)
+        return tf.gather(sums, index), tf.sqrt(sums)
+
+    specs = [tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([2], tf.int32)]
+    theirs = tf.function(rows, input_signature=specs)
+    model: Any = invert.convert(theirs).model
+    x, index = np.arange(6, dtype=np.float32).reshape(2, 3), np.int32([1, 0])
+    for got, wanted in zip(model(x, index), theirs(x, index), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_empty_results_beside_open_sizes_have_a_text() -> None:
+    def empty(x: Any) -> Any:
+        return tf.repeat(x, 0, axis=0), tf.scan(lambda a, b: a + b, x, reverse=True)
+
+    spec = tf.TensorSpec([None], tf.float32)
+    theirs = tf.function(empty, input_signature=[spec])
+    model: Any = invert.convert(theirs).model
+    x = np.arange(4, dtype=np.float32)
+    for got, wanted in zip(model(x), theirs(x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_size_that_the_program_determines_holds_for_that_size_only() -> None:
+    def scaled(x: Any) -> Any:
+        return (x + tf.ones([4, 1])) * tf.cast(tf.shape(x)[0], tf.float32)
+
+    spec = tf.TensorSpec([None, 3], tf.float32)
+    theirs = tf.function(scaled, input_signature=[spec])
+    module = invert.convert(theirs)
+    model: Any = module.model
+    one, four = np.ones((1, 3), np.float32), np.ones((4, 3), np.float32)
+    for x in (one, four):
+        np.testing.assert_array_equal(module(x), theirs(x))
+    np.testing.assert_array_equal(model(four), theirs(four))
+    with pytest.raises(ValueError, match=r"x\.shape\[0\] has to be 4"):
+        model(one)
+    with pytest.raises(invert.UnsupportedOpError, match=r"tf\.AddV2"):
+        module(np.ones((2, 3), np.float32))
+
+
+def test_a_squeeze_of_an_open_axis_holds_where_it_stays() -> None:
+    spec = tf.TensorSpec([None, 1, 3], tf.float32)
+    theirs = tf.function(lambda x: tf.squeeze(x) * 2.0, input_signature=[spec])
+    module = invert.convert(theirs)
+    model: Any = module.model
+    for size in (1, 2, 5):
+        x = np.arange(3 * size, dtype=np.float32).reshape(size, 1, 3)
+        np.testing.assert_array_equal(module(x), theirs(x))
+        if size > 1:
+            np.testing.assert_array_equal(model(x), theirs(x))
+    with pytest.raises(ValueError, match="axis 0 is left out if its size is one"):
+        model(np.ones((1, 1, 3), np.float32))

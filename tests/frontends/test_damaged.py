@@ -370,3 +370,21 @@ def test_a_sort_is_one_program_for_all_lengths() -> None:
         }}""")
         counts.append(sum(recovered.report.primitives.values()))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('"one"', 'is "one", not an integer'),
+        ('loc("a")', "'mhlo.num_partitions' of the module is damaged"),
+    ],
+)
+def test_attributes_of_another_type(value: str, reason: str) -> None:
+    """MLIR verifies only attributes that the definition of an op has."""
+    text = f"""module attributes {{mhlo.num_partitions = {value}}} {{
+      func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {{
+        return %x : tensor<2xf32>
+      }}
+    }}"""
+    with pytest.raises(invert.MalformedModelError, match=reason):
+        invert.from_stablehlo(text)

@@ -121,7 +121,11 @@ def _of_text(objects: Any) -> None:
         (_other_types, "function call have other types:\n  - 'x' is float32, but int32 in its"),
         (_more_captures, "function call takes 0 tensors besides its captures, but its .* has 1"),
         (_twins, "object 0 of the SavedModel has two children 'call'"),
-        (_of_text, r"variable 'Variable' is string\(3,\), but its value is float32\(3,\)"),
+        (
+            _of_text,
+            r"variable 'Variable' is string\(3,\), but its value is float32\(3,\); "
+            r"variable 'Variable' is string\(\), but its value is float32\(\)",
+        ),
     ],
 )
 def test_files_that_contradict_themselves(

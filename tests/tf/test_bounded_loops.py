@@ -338,6 +338,37 @@ def test_a_limit_that_wraps_around_is_not_a_bound() -> None:
         np.testing.assert_array_equal(module(x, n), theirs(tf.constant(x), tf.constant(n)).numpy())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "start", "step", "steps"),
+    [
+        (tf.int8, 0, 1, 300),
+        (tf.uint8, 200, -2, 120),
+        (tf.int32, 5, 2**30, 10),
+        (tf.uint8, 3, -7, None),
+        (tf.int32, 0, 2**20, None),
+        (tf.int64, 2**62, 2**61, None),
+    ],
+)
+def test_counters_wrap_around(dtype: Any, start: int, step: int, steps: int | None) -> None:
+    def fn(x: Any) -> Any:
+        count, total = tf.constant(start, dtype), tf.zeros([], dtype)
+        for _ in tf.range(tf.shape(x)[0] if steps is None else steps):
+            total += count // tf.constant(3, dtype)
+            if step < 0:
+                count -= tf.constant(-step, dtype)
+            else:
+                count += tf.constant(step, dtype)
+        return count, total, count < tf.constant(100, dtype)
+
+    theirs = tf.function(fn, input_signature=[tf.TensorSpec([None], tf.float32)])
+    module = invert.convert(theirs)
+    for size in (1, 5, 5000):
+        x = np.ones(size, np.float32)
+        for run in (module, module.model):
+            for got, wanted in zip(run(x), theirs(x), strict=True):
+                np.testing.assert_array_equal(got, wanted)
+
+
 def test_branches_chosen_by_a_constant_may_have_different_shapes() -> None:
     """As in window attention, where some positions of a mask widen the window."""
 

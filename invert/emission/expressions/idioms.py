@@ -42,7 +42,7 @@ from invert.ir import kinds
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.match import Match
-from invert.ir.sizes import DimSize, decided, is_open
+from invert.ir.sizes import DimSize, is_open, may_wrap
 from invert.ir.types import Atom, Eqn, Literal, Var
 
 
@@ -400,7 +400,7 @@ def _broadcasting(sign: str) -> Row:
 def _size_of(graph: Graph, atom: Atom) -> ast.expr | None:
     """The expression of a value, if a size that does not wrap around."""
     eqn = _made_of_size(graph, atom)
-    if eqn is None or _wraps(eqn.params["dim"], atom.aval.dtype):
+    if eqn is None or may_wrap(eqn.params["dim"], atom.aval.dtype):
         return None
     return expression(eqn.params["dim"])
 
@@ -411,14 +411,6 @@ def _made_of_size(graph: Graph, atom: Atom) -> Eqn | None:
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         eqn = graph.producer(eqn.invars[0], "dim_as_value")
     return eqn
-
-
-def _wraps(size: DimSize, dtype: np.dtype) -> bool:
-    """Return whether a size may wrap around in a type, unlike Python's numbers."""
-    if not jnp.issubdtype(dtype, jnp.integer):
-        return False
-    is_unsigned = jnp.issubdtype(dtype, jnp.unsignedinteger)
-    return dtype.itemsize < 4 or (is_unsigned and not decided("ge", size, 0))
 
 
 def _with_size(sign: str) -> Row:

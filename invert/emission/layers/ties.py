@@ -428,7 +428,7 @@ class Ties:
                 if shape[i] == 1:
                     self.fix(atom, i)
         for ours, theirs in _blocks(old, new):
-            if len(ours) == 1 or len(theirs) == 1:
+            if ours and theirs and 1 in (len(ours), len(theirs)):
                 # The last factor grows with the whole, unless it is a number.
                 i, k = self._last(x, ours), self._last(out, theirs)
                 self.tie(x, i, out, k)

@@ -131,6 +131,9 @@ def _squeeze(x: Value, *, squeeze_dims: list[int], ctx: Context) -> Value:
     axes = squeeze_dims or [i for i, d in enumerate(np.shape(x)) if d == 1]
     if is_static(x):
         return np.squeeze(x, tuple(axes))
+    for axis, n in enumerate(np.shape(x)):
+        if is_open(n) and not squeeze_dims:
+            require(n, "ge", 2, f"axis {axis} is left out if its size is one")
     y = _reshaped(ctx, array(x), lambda x: lax.squeeze(x, axes))
     return ctx.note_split(x, y, lambda made: made.squeezed(axes))
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from invert._errors import MalformedModelError
 from invert._private.mlir import MlirObject, ir, stablehlo_dialect
 from invert.stablehlo.ops.constants import DTYPES as DTYPES
 from invert.stablehlo.ops.constants import UnsupportedType as UnsupportedType
@@ -55,22 +56,43 @@ def dense_bools(attr: ir.Attribute) -> tuple[bool, ...]:
     return tuple(attr)  # pyright: ignore[reportArgumentType]
 
 
+def discardable(named: MlirObject, key: str) -> ir.Attribute:
+    """An attribute that the definition of its op does not have, so that MLIR does not verify it.
+
+    **Raises:** `MalformedModelError` if it is a location, for which there are no bindings.
+    """
+    try:
+        return named[key]
+    except TypeError as error:
+        raise MalformedModelError(f"Attribute {key!r} of the module is damaged") from error
+
+
 def string(attr: MlirObject) -> str:
     """Text of a `StringAttr`.
 
     **Raises:** `UnicodeDecodeError`; the binding's own `value` would end the process.
+        `MalformedModelError` for another attribute.
     """
-    return attr.value_bytes.decode()
+    return string_bytes(attr).decode()
+
+
+def _typed(attr: MlirObject, kind: type[ir.Attribute], words: str) -> MlirObject:
+    if not isinstance(attr, kind):
+        raise MalformedModelError(f"An attribute of the module is {attr}, not {words}")
+    return attr
 
 
 def string_bytes(attr: MlirObject) -> bytes:
     """Bytes of a `StringAttr`, which need not be UTF-8."""
-    return attr.value_bytes
+    return _typed(attr, ir.StringAttr, "a text").value_bytes
 
 
 def integer(attr: MlirObject) -> int:
-    """Value of an `IntegerAttr`."""
-    return attr.value
+    """Value of an `IntegerAttr`.
+
+    **Raises:** `MalformedModelError` for another attribute.
+    """
+    return _typed(attr, ir.IntegerAttr, "an integer").value
 
 
 def real(attr: MlirObject) -> float:

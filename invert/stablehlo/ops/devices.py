@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from invert._errors import Problem, UnsupportedOpError
 from invert._private.mlir import MlirObject, attribute_names, ir
 from invert.stablehlo.ops import attributes, shardings
+from invert.stablehlo.ops.attributes import discardable
 from invert.stablehlo.ops.regions import defining, owner_of
 from invert.stablehlo.ops.shardings import Layout, Sharding, Tiling
 
@@ -84,12 +85,12 @@ class Devices:
     def of_attributes(self, named: MlirObject) -> Sharding | None:
         """The sharding of an argument or a result, from its dictionary of attributes."""
         for key in ("sdy.sharding", "mhlo.frontend_attributes"):
-            if key in named and "sdy" in (text := str(named[key])):
+            if key in named and "sdy" in (text := str(discardable(named, key))):
                 annotation = self.shardy(text.replace("\\22", '"'))
                 return next(iter(annotation), None)
         if "mhlo.sharding" not in named:
             return None
-        layout = shardings.tiling(_text(named["mhlo.sharding"]))
+        layout = shardings.tiling(_text(discardable(named, "mhlo.sharding")))
         return None if layout is None or layout.manual is None else self.tiled(layout)
 
 
@@ -105,12 +106,12 @@ def devices_of(
     }
     outer = module.operation.attributes
     if "mhlo.frontend_attributes" in outer:
-        text = str(outer["mhlo.frontend_attributes"]).replace("\\22", '"')
+        text = str(discardable(outer, "mhlo.frontend_attributes")).replace("\\22", '"')
         for name, axes in _MESH.findall(text):
             if (mesh := shardings.shardy_mesh(axes)) is not None:
                 named.setdefault(name, mesh)
     stated = "mhlo.num_partitions" in outer
-    count = attributes.integer(outer["mhlo.num_partitions"]) if stated else 1
+    count = attributes.integer(discardable(outer, "mhlo.num_partitions")) if stated else 1
     if stated and count == 1 and not named:
         return Devices(named)
     scan = _Scan(functions)
@@ -162,7 +163,7 @@ class _Scan:
             for key in ("arg_attrs", "res_attrs"):
                 for named in _listed(function, key):
                     if "mhlo.sharding" in named:
-                        self._text(_text(named["mhlo.sharding"]))
+                        self._text(_text(discardable(named, "mhlo.sharding")))
             function.walk(self._op)
 
     def _text(self, text: str) -> Tiling | None:
@@ -183,7 +184,7 @@ class _Scan:
             target = target_of(op)
             self.has_shards |= target in _ENTRIES or target in _EXITS
             if "mhlo.sharding" in op.attributes:
-                self._text(_text(op.attributes["mhlo.sharding"]))
+                self._text(_text(discardable(op.attributes, "mhlo.sharding")))
         elif name == "func.call":
             self._call(op)
         elif name.startswith("stablehlo.") and "replica_groups" in op.attributes:
@@ -208,7 +209,7 @@ class _Scan:
         for value, named in zip(op.results, _listed(function, "res_attrs"), strict=False):
             layout = next((layout_of(e) for e in _exits(value)), None)
             if "jax.result_info" in named:
-                self._named(attributes.string(named["jax.result_info"]), layout)
+                self._named(attributes.string(discardable(named, "jax.result_info")), layout)
 
     def _named(self, text: str, layout: Tiling | None) -> None:
         if layout is None or layout.dims is None or not text.startswith("["):
@@ -256,7 +257,7 @@ def layout_of(op: ir.Operation | None) -> Tiling | None:
     """The layout annotation of an op."""
     if op is None or "mhlo.sharding" not in op.attributes:
         return None
-    return shardings.tiling(_text(op.attributes["mhlo.sharding"]))
+    return shardings.tiling(_text(discardable(op.attributes, "mhlo.sharding")))
 
 
 def frontend(op: ir.Operation, name: str) -> str | None:

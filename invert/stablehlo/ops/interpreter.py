@@ -415,7 +415,9 @@ def _call_dimensions(function: MlirObject, args: Sequence[Value]) -> None:
         return
     for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
         if isinstance(value, Sizes) and "jax.global_constant" in attributes:
-            name = op_attributes.string(attributes["jax.global_constant"])
+            name = op_attributes.string(
+                op_attributes.discardable(attributes, "jax.global_constant")
+            )
             for size in value.sizes() or ():
                 call_dimension(size, name)
 

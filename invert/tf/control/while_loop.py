@@ -18,7 +18,7 @@ from jax import lax
 from invert._errors import UnsupportedOpError
 from invert._private.jax import open_jaxpr
 from invert.ir.loops import while_loop_of
-from invert.ir.sizes import DimSize, as_value, is_open
+from invert.ir.sizes import DimSize, as_value, is_open, may_wrap
 from invert.ir.types import Value
 from invert.tf.control import trip_count
 from invert.tf.control.branch_types import (
@@ -487,9 +487,7 @@ class _Loop:
             _, *rest = while_loop_of(more, step, init)
         of = dict(zip(carried, rest, strict=True))
         return [
-            of.get(i, self.leaves[i])
-            if line is None
-            else pack_dims([line.at(count)], types[i]).reshape(())
+            of.get(i, self.leaves[i]) if line is None else _end_of(line, count, types[i])
             for i, line in enumerate(lines)
         ]
 
@@ -569,8 +567,23 @@ def _on_line(line: Sum, k: Value, dtype: np.dtype) -> Value:
     start = as_value(line.constant, dtype)
     if line.step == -1:
         return lax.sub(start, k)
-    product = k if line.step == 1 else lax.mul(k, np.asarray(line.step, dtype))
+    product = k if line.step == 1 else lax.mul(k, _wrapped(line.step, dtype))
     return lax.add(product, start) if is_open(line.constant) or line.constant else product
+
+
+def _end_of(line: Sum, count: DimSize, dtype: np.dtype) -> Value:
+    """The value of an induction after `count` steps; static if it cannot wrap around."""
+    end = line.at(count)
+    if not is_open(end):
+        return _wrapped(end, dtype)
+    if may_wrap(end, dtype):
+        return _on_line(line, as_value(count, np.dtype(np.int32)), dtype)
+    return pack_dims([end], dtype).reshape(())
+
+
+def _wrapped(number: int, dtype: np.dtype) -> np.ndarray:
+    """A number as an integer type holds it, which wraps around."""
+    return np.asarray(number % (1 << 64), np.uint64).astype(dtype)
 
 
 def _counted_out(value: Value) -> Value:
