@@ -27,6 +27,14 @@ from invert.ir.sizes import (
 )
 from invert.ir.types import Jaxpr
 
+# TensorFlow ops that decide no shape: they read, call and pass on.
+_WITHOUT_SHAPES = frozenset(
+    f"tf.{name}"
+    for name in (
+        "Identity IdentityN NoOp PartitionedCall PreventGradient ReadVariableOp "
+        "StatefulPartitionedCall XlaCallModule".split()
+    )
+)
 # At most this many arguments are named in the certificate of a text for fixed sizes.
 _FEW = 2
 
@@ -74,9 +82,9 @@ class Recovered:
     def with_empty_results(self) -> frozenset[str]:
         """The open dimensions at whose size 0 all results are empty, so that no number is wrong.
 
-        JAX assumes open sizes of at least one. Where rules have decided shapes by that, they raise
-        the entry point at 0 again, and its results must be empty there too; an export of JAX states
-        its shapes for all sizes.
+        JAX assumes open sizes of at least one. Where rules for TensorFlow ops may have decided
+        shapes by that, they raise the entry point at 0 again, and its results must be empty there
+        too. An export of JAX states its shapes for all sizes.
         """
         results = [tuple(v.aval.shape) for v in self.program.outvars]
         empty = [
@@ -84,7 +92,7 @@ class Recovered:
             for shape in results
         ]
         found = set.intersection(*empty) if empty else set()
-        if not self.entry.outside:
+        if {use.op for use in self.entry.ops() if use.op.startswith("tf.")} <= _WITHOUT_SHAPES:
             return frozenset(found)
         return frozenset(d for d in found if self._may_be_zero(d, results))
 

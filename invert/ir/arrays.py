@@ -85,12 +85,34 @@ def converted(x: Value, dtype: np.dtype) -> Value:
 
 
 def converted_now(x: Value, dtype: np.dtype) -> np.ndarray:
-    """An array of NumPy, converted by XLA even while JAX traces.
+    """An array of NumPy, converted as by XLA even while JAX traces."""
+    x = np.asarray(x)
+    with np.errstate(all="ignore"):
+        if _converts_alike(x, dtype):
+            return x.astype(dtype)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return np.asarray(_bound(x, dtype))
+
+
+def _converts_alike(x: np.ndarray, dtype: np.dtype) -> bool:
+    """Return whether NumPy converts numbers as XLA does, which would have to compile that.
 
     NumPy gives other integers for NaN and for large numbers, keeps subnormal numbers, and warns.
     """
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        return np.asarray(_bound(x, dtype))
+    if x.dtype.kind in "iub":
+        return dtype.kind in "iub" or dtype in _FLOATS
+    if x.dtype not in _FLOATS:
+        return False
+    size = np.abs(x.astype(np.float64))
+    if dtype.kind in "iu":
+        return bool(np.all((size < np.iinfo(dtype).max) & ((x >= 0) | (dtype.kind == "i"))))
+    if dtype.kind != "b" and dtype not in _FLOATS:
+        return False
+    normal = 2 * max(float(jnp.finfo(d).tiny) for d in (x.dtype, dtype) if d in _FLOATS)
+    return bool(np.all((size == 0) | (size >= normal)))
+
+
+_FLOATS = frozenset(map(np.dtype, (np.float64, np.float32, np.float16, jnp.bfloat16)))
 
 
 def _bound(x: Value, dtype: np.dtype) -> Value:

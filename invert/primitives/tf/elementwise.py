@@ -375,7 +375,7 @@ def _div_no_nan(x: Array, y: Array) -> Array:
 def _cast(x: Value, *, SrcT: np.dtype, DstT: np.dtype, Truncate: bool) -> Value:
     if is_static(x) and DstT.kind in "iufb":
         if x.dtype != object:
-            return x.astype(DstT) if x.dtype.kind in "iub" else converted_now(x, DstT)
+            return converted_now(x, DstT)
         if DstT.kind in "iu":
             return x
     if not Truncate and (narrow := _narrowed(x, DstT)) is not None:
