@@ -56,6 +56,19 @@ def halves(x):
 
 
 @program([None, 3])
+def extreme_sizes(x):
+    """As `tf.vectorized_map` computes the number of elements it maps over."""
+    of_all = [tf.reduce_max(tf.shape(x)), tf.reduce_min(tf.shape(x)), tf.reduce_sum(tf.shape(x))]
+    rows = tf.reduce_max(tf.stack([tf.shape(x)[0]]))
+    return tf.stack(of_all), tf.reshape(x, [rows, 3, 1])
+
+
+@program([None, 3, 3], [None, 3])
+def vectorized(x, y):
+    return tf.vectorized_map(lambda pair: tf.linalg.matvec(pair[0], pair[1]), (x, y[: tf.shape(x)[0]]))
+
+
+@program([None, 3])
 def powers(x):
     n = tf.shape(x)[0]
     return tf.broadcast_to(x[:1], [tf.pow(n, 1) + tf.square(n), 3]), tf.zeros([n**2, 2]) + x[0, 0]

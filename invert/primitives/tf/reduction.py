@@ -6,7 +6,9 @@ lacks a conjugation. Here it is the true derivative.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from jax import lax
 
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule, rules
 from invert.tf.values.constants import array, as_sizes, axis_of, ints, is_static
+from invert.tf.values.dynamic_size import int_max, int_min
 
 
 def _mean(x: Array, axis: tuple[int, ...]) -> Array:
@@ -90,6 +93,15 @@ REDUCTIONS: dict[str, tuple[Callable[..., Array], Callable[..., Array] | None]] 
 }
 
 
+# Of open sizes.
+_OF_SIZES: dict[str, Callable[[Value, Value], Value]] = {
+    "Max": int_max,
+    "Min": int_min,
+    "Prod": operator.mul,
+    "Sum": operator.add,
+}
+
+
 def _reduction(fn: Callable[..., Array], fold: Callable[..., Value] | None) -> Callable[..., Value]:
     def reduction(
         x: Value, axis: Ints, *, keep_dims: bool, T: np.dtype | None = None, op: str
@@ -101,9 +113,8 @@ def _reduction(fn: Callable[..., Array], fold: Callable[..., Value] | None) -> C
         if is_static(x) and rank == 1 and axes == (0,) and not keep_dims:
             if x.dtype != object and fold is not None:
                 return np.asarray(fold(x))
-            if x.dtype == object and op in ("Prod", "Sum"):
-                total = math.prod(ints(x)) if op == "Prod" else sum(ints(x))
-                return as_sizes(total, T or x.dtype)
+            if x.dtype == object and x.size and op in _OF_SIZES:
+                return as_sizes(functools.reduce(_OF_SIZES[op], ints(x)), T or x.dtype)
         x = array(x)
         if op == "Mean" and keep_dims and jnp.issubdtype(x.dtype, jnp.inexact):
             return jnp.mean(x, axis=axes, keepdims=True)
