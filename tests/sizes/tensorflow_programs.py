@@ -65,7 +65,8 @@ def extreme_sizes(x):
 
 @program([None, 3, 3], [None, 3])
 def vectorized(x, y):
-    return tf.vectorized_map(lambda pair: tf.linalg.matvec(pair[0], pair[1]), (x, y[: tf.shape(x)[0]]))
+    pairs = x, y[: tf.shape(x)[0]]
+    return tf.vectorized_map(lambda pair: tf.linalg.matvec(pair[0], pair[1]), pairs)
 
 
 @program([None, 3])
