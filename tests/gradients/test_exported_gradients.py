@@ -213,6 +213,24 @@ def test_a_rule_that_differs_where_no_random_number_goes(name: str) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda x, n, dy: dy / jnp.maximum(1, x.shape[0] // 64),
+        lambda x, n, dy: dy * jnp.where(jnp.asarray(x.shape[0]) > 100, 0.5, 1.0),
+    ],
+    ids=["quotient", "threshold"],
+)
+def test_a_rule_that_differs_at_large_open_sizes(rule: RuleOfTwo) -> None:
+    f, number, x = with_rule(rule), jnp.int32(0), jnp.linspace(-1, 1, 200, dtype=jnp.float32)
+    open_x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), jnp.float32)
+    module = invert.from_exported(stored(f, open_x, number))
+    assert "kept as" in module.report.gradients[0]
+    found, wanted = (pulled(g, x, number, x) for g in (module, f))
+    assert not np.array_equal(wanted, x)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_conditions_in_common_need_not_be_met() -> None:
     """The step at 1000 is in the function, so that autodiff has it, too."""
 
