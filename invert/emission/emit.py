@@ -338,7 +338,7 @@ class _Variant:
                 r.checkify,
                 r.fixed,
                 r.constraints,
-                frozenset() if any(r.in_state) or r.fixed else r.with_empty_results,
+                frozenset() if any(r.in_state) or r.fixed else r.may_be_empty,
             )
             for name, r in self.recovered.items()
         ]

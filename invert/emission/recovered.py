@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence, Set
 
-import jax
 import numpy as np
 
-from invert._entry import ArgSpec, EntryPoint, traced
-from invert._errors import DefectError, InvertError, only_refusals
-from invert._private.jax import REFUSALS
+from invert._entry import ArgSpec, EntryPoint
 from invert.emission import main_class
-from invert.ir.sizes import (
-    Constraint,
-    DimSize,
-    Shape,
-    dimension,
-    evaluate,
-    is_open,
-    linear,
-    listening,
-    variables,
-)
+from invert.ir.sizes import Constraint, is_open
 from invert.ir.types import Jaxpr
 
-# TensorFlow ops that decide no shape: they read, call and pass on.
-_WITHOUT_SHAPES = frozenset(
-    f"tf.{name}"
-    for name in (
-        "Identity IdentityN NoOp PartitionedCall PreventGradient ReadVariableOp "
-        "StatefulPartitionedCall XlaCallModule".split()
-    )
-)
 # At most this many arguments are named in the certificate of a text for fixed sizes.
 _FEW = 2
 
@@ -53,6 +31,7 @@ class Recovered:
     - `constraints`: conditions on its open dimensions.
     - `begin`: called with a line about each step.
     - `numbers`: for each constant, its number among those of the module; by default its own.
+    - `may_be_empty`: the open dimensions whose size may be 0.
     """
 
     entry: EntryPoint
@@ -66,6 +45,7 @@ class Recovered:
     constraints: Sequence[Constraint] = ()
     begin: Callable[[str], None] = lambda text: None
     numbers: Sequence[int] | None = None
+    may_be_empty: Set[str] = frozenset()
 
     @property
     def in_state(self) -> list[bool]:
@@ -77,41 +57,6 @@ class Recovered:
     def held_count(self) -> int:
         """The number of constants and parameters, which are the program's first arguments."""
         return len(self.constants) + len(self.entry.params)
-
-    @functools.cached_property
-    def with_empty_results(self) -> frozenset[str]:
-        """The open dimensions at whose size 0 all results are empty, so that no number is wrong.
-
-        JAX assumes open sizes of at least one. Where rules for TensorFlow ops may have decided
-        shapes by that, they raise the entry point at 0 again, and its results must be empty there
-        too. An export of JAX states its shapes for all sizes.
-        """
-        results = [tuple(v.aval.shape) for v in self.program.outvars]
-        empty = [
-            {parts[0] for n in shape if (parts := linear(n)) is not None and not parts[2]}
-            for shape in results
-        ]
-        found = set.intersection(*empty) if empty else set()
-        if {use.op for use in self.entry.ops() if use.op.startswith("tf.")} <= _WITHOUT_SHAPES:
-            return frozenset(found)
-        return frozenset(d for d in found if self._may_be_zero(d, results))
-
-    def _may_be_zero(self, name: str, results: Sequence[Shape]) -> bool:
-        arguments = [v.aval for v in self.program.invars[self.held_count :]]
-        sizes = variables(n for a in arguments for n in a.shape)
-        values: dict[str, DimSize] = {str(n): n for n in sizes if dimension(n) != name}
-        values[name] = 0
-
-        def at_zero(shape: Shape) -> Shape:
-            return tuple(evaluate(n, values) for n in shape)
-
-        avals = [jax.ShapeDtypeStruct(at_zero(a.shape), a.dtype) for a in arguments]
-        try:
-            with only_refusals(), jax.enable_x64(True), np.errstate(all="ignore"), listening():
-                raised = traced(self.entry, avals)
-        except (InvertError, DefectError, *REFUSALS):
-            return True  # it is not taken, so that no other shape is known
-        return [tuple(a.shape) for a in raised.out_avals] == list(map(at_zero, results))
 
     @property
     def stated(self) -> str:

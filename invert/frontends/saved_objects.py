@@ -172,8 +172,8 @@ class SavedObjects:
     def variable(self, index: int) -> np.ndarray:
         """The value of a variable, read once.
 
-        **Raises:** `MalformedModelError` if the checkpoint has no value of its type; it lists all
-        such variables.
+        **Raises:** `MalformedModelError` if the checkpoint has no value of its type. The error
+        lists all such variables.
         """
         if index not in self._values:
             value = self._stored(index)

@@ -30,7 +30,7 @@ _POLICIES: tuple[_Policy, ...] = (
 )
 
 
-# What lowering neither adds nor removes.
+# Primitives that lowering neither adds nor removes.
 _COUNTED = frozenset(
     "dot_general conv_general_dilated exp log tanh logistic erf sin cos sqrt rsqrt pow".split()
 )

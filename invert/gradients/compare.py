@@ -181,7 +181,7 @@ def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = Non
 
 
 def _have_one_scale(x: np.ndarray, y: np.ndarray, eps: float) -> bool:
-    """Return whether the best factor between two arrays is one, but for independent roundings."""
+    """Return whether the best scale factor between two arrays is one, up to rounding."""
     both = np.isfinite(x) & np.isfinite(y)
     a, b = (np.asarray(v[both], np.float64) for v in (x, y))
     largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))

@@ -1,8 +1,8 @@
-"""Conditions that one of two gradients has, and whether samples met them both ways.
+"""Conditions that only one of two gradients has, and whether samples covered both outcomes.
 
-Two programs that agree on samples may differ beyond a condition that no sample met, as a rule does
-that clips at a norm or changes after a number of steps. Where both programs compare with the same
-numbers, they have the condition in common.
+Two programs that agree on samples may differ beyond a condition that no sample met, such as a norm
+at which a rule clips, or a number of steps. Programs that compare with the same numbers have that
+condition in common.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil"))
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
-# Larger arrays are hardly bounds, and take memory.
+# Larger arrays are unlikely to be bounds, and copies of them take memory.
 _MAX_NUMBERS = 1 << 12
 # Sizes are assumed to be smaller.
 _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 
 
 class Conditions:
-    """The conditions that one of two programs has and the other lacks.
+    """The conditions that only one of two programs has.
 
-    A rounding is the condition that it changes something visibly. Outcomes inside loops and
+    A rounding counts as met where it changes a value visibly. Outcomes inside loops and
     branches are not observed: thresholds there count as not met.
     """
 
@@ -82,7 +82,7 @@ class Conditions:
 
     @property
     def are_met(self) -> bool:
-        """Whether all have had both outcomes."""
+        """Whether samples covered both outcomes of each."""
         return all(map(all, self._met.values()))
 
 
@@ -114,7 +114,7 @@ def _watched(
 
 
 def _conditions(program: AnyJaxpr, is_open: bool) -> Iterator[tuple[Eqn, list[Condition]]]:
-    """The equations that compare values, and those inside of others that hold thresholds."""
+    """Equations that compare values; in loops and branches, only those with thresholds."""
     outer = open_jaxpr(program)
     held: dict[Atom, Hashable] = {
         v: _number(c) for v, c in zip(outer.constvars, consts_of(program), strict=True)
@@ -141,7 +141,7 @@ def _is_threshold(eqn: Eqn, given: Sequence[Hashable]) -> bool:
 
 
 def _number(x: Value) -> Hashable:
-    """What tells numbers apart, whatever their type and shape; `None` for large arrays."""
+    """A key that ignores type and shape; `None` for large arrays."""
     if np.size(x) > _MAX_NUMBERS:
         return None
     x = np.asarray(x)

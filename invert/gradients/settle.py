@@ -102,7 +102,7 @@ def _forward_only(eqn: Eqn) -> list[Atom] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one gradient function of the container.
+    """The outcome for one gradient function of the container.
 
     `kind`: `"autodiff"` if automatic differentiation agrees or is made to, `"kept"` as a rule, or
     `"lost"` if it could not be read, so that automatic differentiation replaces it.
@@ -383,7 +383,7 @@ class GradientResolver:
             with only_refusals():
                 gap = first_difference(region, raw, self.x64, None, conditions)
                 if gap == 0 and not conditions.are_met and region.gradient.convention == "jax":
-                    # What JAX lowers has the conditions of its expansions and indices, too.
+                    # Lowering adds the conditions of JAX's expansions and index checks.
                     conditions = Conditions()
                     again = self._lowered(region, (), self.x64)
                     gap = first_difference(region, raw, self.x64, again, conditions)

@@ -120,7 +120,7 @@ class Retracer(abc.ABC, Generic[_M]):
 
 
 def _on_this_mesh(literal: Literal) -> Value:
-    """A literal's value. Its array remembers the mesh it was first used on, and a view does not."""
+    """The value of a literal: a view, since the array keeps the mesh it was first used on."""
     value = literal.val
     return value.view() if isinstance(value, np.ndarray) else value
 

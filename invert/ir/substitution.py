@@ -31,7 +31,7 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Params
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
 # Larger ones, if the conditions on the dimensions rule those out.
 _LARGE = ((64, 64, 64, 64, 64), (128, 96, 160, 80, 112), (1024, 512, 768, 640, 896))
-# Those of dimensions of which something is the same at all others.
+# For the dimensions of expressions that have one value at all smaller sizes.
 _LARGER = (64, 128, 1024)
 
 
@@ -51,24 +51,21 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
     names = [str(n) for n in sizes]
     conditions = conditions_on(sizes)
 
+    def meets(values: Mapping[str, DimSize]) -> bool:
+        return all(_holds(c, values) for c in conditions)
+
     def fitting(rows: Sequence[Sequence[int]]) -> list[dict[str, DimSize]]:
-        named = [{n: row[i % len(row)] for i, n in enumerate(names)} for row in rows]
-        return [values for values in named if all(_holds(c, values) for c in conditions)]
+        named = ({n: row[i % len(row)] for i, n in enumerate(names)} for row in rows)
+        return list(filter(meets, named))
 
     if not (chosen := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
         raise InvertError("none of the sizes tried meets the conditions on its open dimensions")
-    for size in dict.fromkeys(read):
-        # Such as `max(n // 64, 1)`, which is the same at all small sizes.
-        same = {evaluate(size, values) for values in chosen}
-        if len(chosen) > 1 and len(same) == 1:
+    for size in dict.fromkeys(read) if len(chosen) > 1 else ():
+        value = evaluate(size, chosen[0])
+        if all(evaluate(size, values) == value for values in chosen):  # as `max(n // 64, 1)`
             own = [str(n) for n in variables([size])]
-            for n in _LARGER:
-                values = chosen[0] | dict.fromkeys(own, n)
-                if evaluate(size, values) not in same and all(
-                    _holds(c, values) for c in conditions
-                ):
-                    chosen.append(values)
-                    break
+            larger = (chosen[0] | dict.fromkeys(own, n) for n in _LARGER)
+            chosen += [v for v in filter(meets, larger) if evaluate(size, v) != value][:1]
     return chosen
 
 

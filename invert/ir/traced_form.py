@@ -177,7 +177,7 @@ def _is_numbered(eqn: Eqn) -> bool:
 
 
 def _without_stops(eqn: Eqn) -> Eqn:
-    """A call of numbers without `stop_gradient` of what it computes from these alone."""
+    """Remove `stop_gradient` from what a call computes from numbers, which have no derivative."""
     inner = open_jaxpr(eqn.params["jaxpr"])
     numbers, idle = set(inner.invars[1:]), dict[Var, Atom]()
     for each in inner.eqns:

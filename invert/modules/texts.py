@@ -6,8 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence, Set
 
 from invert._errors import EmissionError, SignatureError, nested_too_deep
-from invert._private.jax import under_own_settings
+from invert._private.jax import open_jaxpr, under_own_settings
 from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
+from invert.modules.empty_sizes import with_empty_results
 from invert.modules.function import Function
 from invert.modules.specializations import Specialization
 
@@ -85,6 +86,7 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
 def _recovered(
     function: Function, stage: Specialization, held: Set[str], fixed: str = ""
 ) -> Recovered:
+    held_count = len(stage.constants) + len(function.entry.params)
     return Recovered(
         function.entry,
         stage.jaxpr,
@@ -96,4 +98,9 @@ def _recovered(
         fixed,
         () if fixed else stage.constraints,
         function.config.begin,
+        may_be_empty=(
+            frozenset()
+            if fixed
+            else with_empty_results(function.entry, open_jaxpr(stage.jaxpr), held_count)
+        ),
     )

@@ -169,7 +169,7 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# The large fields that are left out of a message, by attribute: programs and constants.
+# Large fields that a message leaves out, by attribute: programs and constants.
 _CUT = {b"module": "s", b"value": "tensor_content"}
 
 

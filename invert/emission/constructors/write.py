@@ -449,7 +449,7 @@ class _Writing:
         return [ast.parse(f"{', '.join(sides)} = {whole}").body[0], *body]
 
     def _with_unused(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Add defaults for arguments that belong to a layer which some nodes lack.
+        """Add defaults for the arguments of layers that some nodes lack.
 
         If the layer is there by a flag, `hidden is not None` takes its place.
         """

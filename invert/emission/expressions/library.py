@@ -91,26 +91,21 @@ def _fft(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
 
 
 def _random_numbers(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
-    """`jax.random.truncated_normal(key, -2, 2, (n, 3))`: a call with what its program has lost."""
+    """`jax.random.truncated_normal(key, -2, 2, (n, 3))`: a call with its shape and dtype."""
     function = getattr(jax.random, name, None)
     if function is None:
         return
     _, *parameters = inspect.signature(function).parameters
     aval = eqn.outvars[0].aval
-    made, size = _MAKES_AXES.get(name, (0, None))
-    lost = {
-        "shape": literals.shape(aval.shape[: len(aval.shape) - made]),
-        "dtype": literals.dtype(aval.dtype),
-    }
-    if size is not None:
-        lost[size] = literals.size(aval.shape[-1])
+    shape = aval.shape[:-1] if name in _OF_VECTORS else aval.shape
+    static = {"shape": literals.shape(shape), "dtype": literals.dtype(aval.dtype)}
     for left_out in (("shape", "dtype"), ("dtype",), ()):
         given, positional, keywords = iter(args[1:]), [args[0]], {}
         by_name = False
         for parameter in parameters:
             value = None
             if parameter not in left_out:
-                value = lost[parameter] if parameter in lost else next(given, None)
+                value = static[parameter] if parameter in static else next(given, None)
             if value is None:
                 by_name = True
             elif by_name:
@@ -121,14 +116,8 @@ def _random_numbers(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[a
         yield call(f"jax.random.{name}", *positional, **keywords)
 
 
-# Functions that add axes to the shape that they take: how many, and which argument is the size of
-# the last one.
-_MAKES_AXES: dict[str, tuple[int, str | None]] = {
-    "ball": (1, "d"),
-    "dirichlet": (1, None),
-    "multivariate_normal": (1, None),
-    "orthogonal": (2, "n"),
-}
+# Functions that draw vectors: the shape that they take lacks the last axis.
+_OF_VECTORS = frozenset(("dirichlet", "multivariate_normal"))
 
 
 def _one_hot(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
