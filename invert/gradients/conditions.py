@@ -15,10 +15,10 @@ from typing import TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import close_like, consts_of, open_jaxpr, sub_jaxprs
+from invert._private.jax import consts_of, open_jaxpr, sub_jaxprs
+from invert.gradients.cache import inlined
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, interpret
-from invert.ir.jaxprs import with_inlined
 from invert.ir.order import reached
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Value
 
@@ -58,9 +58,10 @@ class Conditions:
     ) -> list[Callable[[Sequence[Value]], Watched]]:
         """Add the conditions of two programs; return functions that run and watch them.
 
+        Calls are inlined, so that each of their conditions is an equation of its own.
         Numbers that are compared with numbers count only if `is_open`, as they may be sizes.
         """
-        programs = tuple(map(_without_calls, programs))
+        programs = tuple(map(inlined, programs))
         conditions = [list(_conditions(p, is_open)) for p in programs]
         kinds = [{c for _, found in held for c in found} for held in conditions]
         runs = []
@@ -84,18 +85,6 @@ class Conditions:
     def are_met(self) -> bool:
         """Whether samples covered both outcomes of each."""
         return all(map(all, self._met.values()))
-
-
-def _without_calls(program: AnyJaxpr) -> AnyJaxpr:
-    """Inline calls, so that each of their conditions is an equation of its own."""
-
-    def called(eqn: Eqn) -> AnyJaxpr | None:
-        return eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
-
-    jaxpr, before = open_jaxpr(program), None
-    while jaxpr is not before:
-        jaxpr, before = with_inlined(jaxpr, called), jaxpr
-    return close_like(program, jaxpr)
 
 
 def _watched(

@@ -185,6 +185,12 @@ FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
     "steps": (lambda x, n, dy: dy * jnp.where(n > 1000, 0.1, 1.0), X, 2000, X),
     "number": (lambda x, n, dy: jnp.where(n == 777, 0.0, dy), X, 777, X),
     "bounds": (lambda x, n, dy: jnp.clip(dy, -BOUNDS, BOUNDS), X, 0, 1e3 * X),
+    "bounds of a call": (
+        lambda x, n, dy: jax.jit(lambda dy: jnp.clip(dy, -BOUNDS, BOUNDS))(dy),
+        X,
+        0,
+        1e3 * X,
+    ),
     "large": (lambda x, n, dy: jnp.where(jnp.abs(x) > 1e6, 0.0, dy), 1e7 * X, 0, X),
     "product": (lambda x, n, dy: jnp.where(1e-4 * x > 3, 0.0, dy), 1e6 * X, 0, X),
     "norm": (lambda x, n, dy: jnp.where((dy * dy).sum() > 1e6, 0 * dy, dy), X, 0, 1e4 * X),
