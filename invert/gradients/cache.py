@@ -59,11 +59,12 @@ def _has_rules(closed: AnyJaxpr) -> bool:
     return not RULES.isdisjoint(names_in(open_jaxpr(closed)))
 
 
-def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+def inlined(closed: J) -> J | ClosedJaxpr:
     """Inline all calls, since JAX splits them when it differentiates."""
-    while any(e.primitive.name == "jit" for e in open_jaxpr(closed).eqns):
-        closed = inline_calls(closed)
-    return canonicalize(closed)
+    program: J | ClosedJaxpr = closed
+    while any(e.primitive.name == "jit" for e in open_jaxpr(program).eqns):
+        program = inline_calls(program)
+    return canonicalize(program)
 
 
 _T = TypeVar("_T")
