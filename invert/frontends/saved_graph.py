@@ -30,7 +30,7 @@ from invert.ir.order import reached
 from invert.ir.types import CallArguments, Tree
 from invert.protos.messages import parse
 from invert.protos.ops import op_def
-from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name
+from invert.protos.tensors import decode_dtype, decode_shape, decode_tensor, type_name, value_type
 from invert.protos.types import MetaGraphDef, NodeDef, SignatureDef, TensorInfo, VariableDef
 from invert.tf.fallback.host import StoredTable
 from invert.tf.gradients.saved import SavedGradients
@@ -177,10 +177,9 @@ def _tensors(info: TensorInfo, where: str) -> tuple[Tree, list[tuple[str, int]]]
     """The type of a `TensorInfo`, and its tensors with their `DataType`."""
     kind = info.WhichOneof("encoding")
     if kind == "name" and info.name:
-        spec = TensorSpec(
-            decode_shape(info.tensor_shape), decode_dtype(info.dtype), type_name(info.dtype)
-        )
-        return spec, [(full(info.name), info.dtype)]
+        dtype = value_type(info.dtype)  # of a result that is a variable
+        spec = TensorSpec(decode_shape(info.tensor_shape), decode_dtype(dtype), type_name(dtype))
+        return spec, [(full(info.name), dtype)]
     if kind == "coo_sparse":
         sparse = info.coo_sparse
         names = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -90,8 +90,16 @@ def converted_now(x: Value, dtype: np.dtype) -> np.ndarray:
     with np.errstate(all="ignore"):
         if _converts_alike(x, dtype):
             return x.astype(dtype)
+    return computed_now(lambda x: _bound(x, dtype), x)
+
+
+def computed_now(fn: Callable[..., Value], *values: np.ndarray) -> np.ndarray:
+    """`fn(*values)` as an array of NumPy, computed by XLA even while JAX traces.
+
+    NumPy keeps subnormal numbers, and divides, rounds and adds up in other ways.
+    """
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        return np.asarray(_bound(x, dtype))
+        return np.asarray(fn(*values))
 
 
 def _converts_alike(x: np.ndarray, dtype: np.dtype) -> bool:

@@ -30,8 +30,8 @@ _TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
 def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
     """Replace computations on numbers, and on arrays of one number, by their values.
 
-    `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero, not finite or
-    subnormal stay as they are, since their sign or payload may depend on the compiler.
+    `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero or not finite,
+    and subnormal numbers stay as they are, since these may depend on the compiler.
     """
     known: dict[Var, np.ndarray] = {}
 
@@ -66,7 +66,11 @@ def _value(eqn: Eqn, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:
         return given[0]
     with np.errstate(all="ignore"):
         value = np.asarray(_EXACT[name](*given), types[-1])
-    if jnp.issubdtype(types[-1], jnp.floating):
-        normal = np.isfinite(value) and abs(value) >= jnp.finfo(types[-1]).tiny
-        return value if normal else None
-    return value
+    if any(map(_is_subnormal, (*given, value))):
+        return None
+    portable = value.dtype.kind == "b" or (np.isfinite(value) and value != 0)
+    return value if portable else None
+
+
+def _is_subnormal(x: np.ndarray) -> bool:
+    return x.dtype.kind == "f" and bool(0 < abs(x) < jnp.finfo(x.dtype).tiny)

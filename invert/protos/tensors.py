@@ -84,6 +84,10 @@ _BITS = {"half_val": np.uint16, "float8_val": np.uint8}
 _PARTS = {"scomplex_val": np.float32, "dcomplex_val": np.float64}
 
 
+# A reference to a type has its number plus this one (tensorflow/core/framework/types.proto).
+_REFERENCE = 100
+
+
 def decode_dtype(enum: int) -> np.dtype:
     """The NumPy (or ml_dtypes) dtype of a `DataType`; `object` for strings and handles.
 
@@ -97,6 +101,11 @@ def decode_dtype(enum: int) -> np.dtype:
 def is_type(enum: int) -> bool:
     """Return whether a `DataType` is a type of values, not of references to them."""
     return enum in _TYPES
+
+
+def value_type(enum: int) -> int:
+    """The `DataType` of the values, also for references to them, as `DT_FLOAT_REF`."""
+    return enum - _REFERENCE if enum > _REFERENCE else enum
 
 
 def type_name(enum: int) -> str:

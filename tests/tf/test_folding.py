@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -188,3 +189,85 @@ def test_divisors_are_compared_with_zero_before_they_are_broadcast() -> None:
     x = np.array([[0.0, -1.0, -0.0], [np.nan, 3.0, np.inf], [2.0, 1.0, 5.0]], np.float32)
     module = same(lambda x: tf.math.divide_no_nan(x, tf.reduce_max(x, 1, keepdims=True)), x)
     assert "largest == 0.0" in module.source
+
+
+_NUMBERS = [
+    0.0,
+    -0.0,
+    1.0,
+    -2.5,
+    0.1,
+    -0.1,
+    7.0,
+    np.nan,
+    np.inf,
+    -np.inf,
+    1e-40,
+    -1e-40,
+    3e38,
+    1e30,
+]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        tf.add, tf.subtract, tf.multiply, tf.truediv, tf.math.floordiv, tf.math.floormod,
+        tf.maximum, tf.minimum, tf.greater, tf.equal, tf.not_equal,
+    ],
+)  # fmt: skip
+def test_numbers_are_computed_as_at_run_time(op: Any) -> None:
+    """NumPy floors other quotients, as 9 for `1.0 // 0.1`, and keeps subnormal numbers."""
+    x, y = (
+        np.array(v, np.float32) for v in zip(*itertools.product(_NUMBERS, repeat=2), strict=True)
+    )
+
+    def folded() -> Any:
+        parts = [
+            op(tf.constant(a), tf.constant(b))
+            for a, b in zip(np.split(x, 14), np.split(y, 14), strict=True)
+        ]
+        return tf.concat(parts, 0)
+
+    wanted = invert.convert(tf.function(op), x, y, config=PLAIN)(x, y)
+    np.testing.assert_array_equal(
+        bits(invert.convert(tf.function(folded), config=PLAIN)()), bits(wanted)
+    )
+
+
+def bits(x: Any) -> Any:
+    """An array whose equality tells zeros apart, but not NaNs."""
+    x = np.asarray(x)
+    return np.where(x == 0, np.where(np.signbit(x), -1e-9, 1e-9), x) if x.dtype.kind == "f" else x
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
+def test_integers_are_divided_as_at_run_time(dtype: str) -> None:
+    """The lowest number has no absolute value."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    few = [low, high, low + 1, 7, 2, 1, *((-1, -3) if low else (3, 5))]
+    x, y = (np.array(v, dtype) for v in zip(*itertools.product(few, few), strict=True))
+    x, y = x[y != 0], y[y != 0]
+    for op in (tf.raw_ops.Div, tf.raw_ops.FloorDiv, tf.raw_ops.FloorMod):
+        module = same(
+            lambda z, op=op: z + op(x=tf.constant(x), y=tf.constant(y)), np.zeros((), dtype)
+        )
+        assert "div" not in str(module.jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "delta"),
+    [(0.0, 0.3, 0.1), (0.0, 0.6, 0.2), (1.0, 1.7, 0.1), (0.3, 9.1, 0.37), (2.0, -1.0, -0.3)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_range_of_floats_has_the_length_and_the_numbers_of_its_type(
+    start: float, limit: float, delta: float, dtype: str
+) -> None:
+    """The quotient is rounded: 0.3 is three times 0.1 in single precision, and less in double."""
+
+    def fn(x: Any) -> Any:
+        return x + tf.cast(
+            tf.range(*(tf.constant(v, dtype) for v in (start, limit, delta))), x.dtype
+        )
+
+    same(fn, np.float64(0) if dtype == "float64" else np.float32(0))

@@ -260,6 +260,47 @@ def test_assignments_in_a_branch(build, resource, control_flow, tmp_path):
         np.testing.assert_allclose(kept, new, rtol=1e-5, atol=1e-6)
 
 
+def _read_before(x, count):
+    """TensorFlow's read of a reference shares its memory."""
+    old = tf.identity(count)
+    with tf.control_dependencies([v1.assign(count, count * 2.0)]):
+        return x + old
+
+
+def _read_after(x, count):
+    with tf.control_dependencies([v1.assign_add(count, 3.0)]):
+        return x + count
+
+
+def _read_often(x, count):
+    with tf.control_dependencies([v1.assign(count, count * 2.0)]):
+        more = v1.assign_add(count, tf.reduce_sum(x))
+    with tf.control_dependencies([more]):
+        return x + v1.assign(count, count * count)
+
+
+def _returned(x, count):
+    return v1.assign(count, count + tf.reduce_sum(x))
+
+
+@pytest.mark.parametrize(
+    "build", [_read_before, _read_after, _read_often, _returned], ids=lambda f: f.__name__
+)
+def test_a_reference_is_read_where_its_value_is_used(build, tmp_path):
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        count = v1.get_variable("count", initializer=1.5, use_resource=False)
+        y = build(x, count)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "m"), {"x": x}, {"y": y})
+        want = [session.run(y, {x: X / k}) for k in (1, 2)]
+    module = invert.load(tmp_path / "m")
+    state = eqx.nn.State(module)
+    for k, value in zip((1, 2), want, strict=True):
+        out, state = module(state, x=X / k)
+        np.testing.assert_allclose(out["y"], value, rtol=1e-5, atol=1e-6)
+
+
 def test_names_that_do_not_exist():
     frozen, _ = graph(_cond)
     with pytest.raises(invert.SignatureError, match="no node 'y:0'"):

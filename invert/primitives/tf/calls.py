@@ -28,7 +28,8 @@ _MIN_VERSION = 5
 
 @rule("RefIdentity", effect="passes")
 @rule("PlaceholderWithDefault", ignores=("shape",))
-@rule("Identity", "Snapshot", rows=rows.unchanged, folds_sizes=True)
+@rule("Identity", effect="passes", rows=rows.unchanged, folds_sizes=True)
+@rule("Snapshot", rows=rows.unchanged, folds_sizes=True)
 def _identity(x: Value) -> Value:
     return x
 

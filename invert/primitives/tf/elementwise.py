@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import InconclusiveDimensionOperation
-from invert.ir.arrays import converted, converted_now
+from invert.ir.arrays import computed_now, converted, converted_now
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.registry import Array, Ints, Value, rule
 from invert.tf.numerics.derivatives import with_tangent
@@ -62,22 +62,26 @@ _OF_SIZES = (lax.neg, lax.square)
 def _unary(fn: Unary, fold: Unary | None) -> Callable[..., Value]:
     def unary(x: Value) -> Value:
         if fold is not None and is_static(x) and (x.dtype != object or fn in _OF_SIZES):
-            return fold_unary(fold, x)
+            return computed_now(fn, x) if x.dtype.kind == "f" else fold_unary(fold, x)
         return fn(array(x))
 
     return unary
 
 
 def _binary(fn: Binary, fold: Binary | None) -> Callable[..., Value]:
-    """`fold` computes with NumPy on static values; it must agree with `fn` on integers."""
+    """`fold` computes integers and sizes with NumPy, in agreement with `fn`."""
+    ready = promote if fn in _BROADCASTING else broadcast
 
     def binary(x: Value, y: Value, *, T: np.dtype = _BOOL) -> Value:
+        def computed(x: Value, y: Value) -> Array:
+            return fn(*ready([x, y], T))
+
         if fold is not None and is_static(x) and is_static(y):
-            folded = fold_binary(fold, x, y, T)
+            numbers = functools.partial(computed_now, computed) if T.kind == "f" else fold
+            folded = fold_binary(numbers, x, y, T)
             if folded is not None:
                 return folded
-        ready = promote if fn in _BROADCASTING else broadcast
-        return fn(*ready([x, y], T))
+        return computed(x, y)
 
     return binary
 
@@ -99,9 +103,7 @@ def _trunc_div(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if not np.all(x >= 0):
             raise InconclusiveDimensionOperation("the rounding of a size depends on its sign")
         return x // y
-    if x.dtype.kind == "f":
-        return x / y
-    return np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)
+    return (x - np.fmod(x, y)) // y
 
 
 def _truncate_div(x: Array, y: Array) -> Array:
@@ -342,7 +344,8 @@ def _is_positive(x: Array) -> bool:
 @rule("Equal", "NotEqual", rows=rows.elementwise)
 def _equal(x: Value, y: Value, *, T: np.dtype, incompatible_shape_error: bool, op: str) -> Value:
     if is_static(x) and is_static(y):
-        folded = fold_binary(same_size, x, y, np.dtype(bool))
+        numbers = functools.partial(computed_now, lambda x, y: lax.eq(*promote([x, y], T)))
+        folded = fold_binary(numbers if T.kind == "f" else same_size, x, y, np.dtype(bool))
         if folded is not None:
             # NumPy turns a 0-d array into a scalar, which is not a static value.
             return folded if op == "Equal" else np.asarray(np.logical_not(folded))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.ir.arrays import computed_now
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule, rules
 from invert.tf.values.constants import array, as_sizes, axis_of, ints, is_static
 from invert.tf.values.dynamic_size import int_max, int_min
@@ -112,7 +113,10 @@ def _reduction(fn: Callable[..., Array], fold: Callable[..., Value] | None) -> C
             return x
         if is_static(x) and rank == 1 and axes == (0,) and not keep_dims:
             if x.dtype != object and fold is not None:
-                return np.asarray(fold(x))
+                number = x.dtype.kind == "f"
+                return (
+                    computed_now(lambda x: fn(x, axis=axes), x) if number else np.asarray(fold(x))
+                )
             if x.dtype == object and x.size and op in _OF_SIZES:
                 return as_sizes(functools.reduce(_OF_SIZES[op], ints(x)), T or x.dtype)
         x = array(x)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem
+from invert.ir.arrays import computed_now
 from invert.ir.sizes import is_open, quotient, require, suggest_equal
 from invert.primitives.recorded import Recorded
 from invert.tf.interpreter.context import Context
@@ -277,16 +278,31 @@ def _range(start: Value, limit: Value, delta: Value, *, Tidx: np.dtype, node: No
     elif any(map(is_open, (first, last, step))):
         raise node.error("has an open limit and a non-integer step", "Use tf.linspace.")
     else:
-        count = max(0, math.ceil((last - first) / step))
+        count = _float_steps(start, limit, delta)
+    whole = Tidx.kind in "iu"
+
+    def steps() -> Array:
+        steps = lax.iota(jax.dtypes.canonicalize_dtype(Tidx), count)
+        if not (isinstance(step, int) and step == 1):
+            steps = lax.mul(steps, lax.full_like(steps, array(delta, Tidx)))
+        if not (isinstance(first, int) and first == 0):
+            steps = lax.add(steps, lax.broadcast(array(start, Tidx), steps.shape))
+        return steps
+
     symbolic = any(v.dtype == object for v in (start, limit, delta))
-    if isinstance(count, int) and count <= _MAX_RANGE and not symbolic:
+    if not isinstance(count, int) or count > _MAX_RANGE or symbolic:
+        return steps()
+    if whole:
         return np.asarray([first + i * step for i in range(count)]).astype(Tidx)
-    steps = lax.iota(jax.dtypes.canonicalize_dtype(Tidx), count)
-    if not (isinstance(step, int) and step == 1):
-        steps = lax.mul(steps, lax.full_like(steps, array(delta, Tidx)))
-    if not (isinstance(first, int) and first == 0):
-        steps = lax.add(steps, lax.broadcast(array(start, Tidx), steps.shape))
-    return steps
+    return computed_now(steps)
+
+
+def _float_steps(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> int:
+    """The length of a range, rounded as in TensorFlow: 3 for `tf.range(0.0, 0.3, 0.1)`."""
+    length = computed_now(lambda a, b, d: lax.ceil(lax.div(lax.sub(b, a), d)), start, limit, delta)
+    if not np.isfinite(length):
+        raise ZeroDivisionError("a range of no finite length")
+    return max(0, int(length))
 
 
 @rule("LinSpace")

@@ -303,7 +303,12 @@ class Context:
                 raise node.error(reason, REPORT)
 
     def _dereferenced(self, entry: Entry, node: Node, values: Sequence[Value]) -> list[Value]:
-        """The inputs of a node; references to variables are read if it takes values."""
+        """The inputs of a node; references to variables are read if it takes values.
+
+        The identity of one shares its memory: later assignments change it in place.
+        """
+        if entry.effect == "passes":
+            return list(values)
         definition = self.graph.op_def(node.op)
         takes = [a.is_ref for a in definition.input_arg] if definition is not None else []
         if entry.chooses:  # the operands of branches, which may assign to variables

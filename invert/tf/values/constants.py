@@ -54,9 +54,9 @@ def fold_binary(
     if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
         return None
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore", divide="raise"):
             out = np.asarray(fn(x, y))
-    except (InconclusiveDimensionOperation, NotASizeError, ZeroDivisionError):
+    except (InconclusiveDimensionOperation, NotASizeError, ArithmeticError):
         return None
     if out.dtype == object:
         items = np.ravel(out).tolist()
