@@ -36,7 +36,7 @@ _HDF5_MODEL = b"model_config"  # the attribute that holds a model, apart from it
 def place_of(path: str | os.PathLike[str]) -> Path:
     """The path of a container; for a file of a SavedModel, its directory."""
     place = Path(path)
-    return place.parent if place.name == "saved_model.pb" and place.is_file() else place
+    return place.parent if place.name == "saved_model.pb" and os.path.isfile(place) else place
 
 
 def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:

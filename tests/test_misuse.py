@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +115,45 @@ def test_a_package_without_one_of_its_files(missing: str, tmp_path: Path) -> Non
     (tmp_path / "package" / missing).unlink()
     with pytest.raises(invert.MalformedModelError, match=r"no model\.py next to weights"):
         invert.load(tmp_path / "package")
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may read everything."""
+    root = os.name == "posix" and os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("hidden", ["weights.safetensors", "model.py", "."])
+def test_files_that_may_not_be_read_are_not_called_missing(hidden: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        package = Path(made, "package")
+        exported = jax.export.export(jax.jit(lambda x, w: x @ w))(jnp.ones(3), jnp.ones((3, 2)))
+        invert.save(invert.from_exported(exported, params={"w": jnp.ones((3, 2))}), package)
+        (package / hidden).chmod(0)
+        with unprivileged(), pytest.raises(invert.MalformedModelError, match="Permission denied"):
+            invert.load(package)
+        (package / hidden).chmod(0o755)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("hidden", [".", "saved_model.pb", "variables"])
+@pytest.mark.parametrize("named", [".", "saved_model.pb"])
+def test_parts_of_a_saved_model_that_may_not_be_read(hidden: str, named: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        model = Path(made, "model")
+        (model / "variables").mkdir(parents=True)
+        (model / "saved_model.pb").write_bytes(b"")
+        (model / hidden).chmod(0)
+        with unprivileged(), pytest.raises(invert.MalformedModelError, match="Permission denied"):
+            invert.load(model / named)
+        (model / hidden).chmod(0o755)

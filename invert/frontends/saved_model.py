@@ -253,10 +253,9 @@ def _read(
             f"{file} does not exist, so {directory} is not a SavedModel",
             remedy="Pass the directory that holds saved_model.pb.",
         )
-    files = files_of(directory, [])
-    if files.problems:
-        raise UnsupportedOpError(files.problems)
     try:
+        if problems := files_of(directory, []).problems:
+            raise UnsupportedOpError(problems)
         proto, parts = read(SavedModel, file)
         empty = file.stat().st_size == 0
     except OSError as e:

@@ -420,9 +420,20 @@ def load_saved(
     try:
         return read(where / _WEIGHTS, **given)
     except _OF_DAMAGED_CODE as error:
+        _check_readable(where)
         raise MalformedModelError(
             f"{code} cannot be loaded with its weights: {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_readable(where: Path) -> None:
+    """Refuse weights that may not be read, which safetensors says are missing."""
+    for file in where.glob(f"{Path(_WEIGHTS).stem}*"):
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            text = f"{file} cannot be read: {error.strerror}"
+            raise MalformedModelError(text, remedy=UNREADABLE) from error
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:
