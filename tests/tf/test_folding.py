@@ -271,3 +271,16 @@ def test_a_range_of_floats_has_the_length_and_the_numbers_of_its_type(
         )
 
     same(fn, np.float64(0) if dtype == "float64" else np.float32(0))
+
+
+@pytest.mark.parametrize("k", [0, 1, -2])
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 2)])
+def test_a_matrix_with_a_diagonal_without_elements(shape: tuple[int, ...], k: int) -> None:
+    x = np.zeros(shape, np.float32)
+    same(lambda x: tf.linalg.diag(x, k=k, padding_value=5), x)
+
+
+def test_no_numbers_have_no_range() -> None:
+    x = np.zeros((0, 3), np.float32)
+    for op in (tf.raw_ops.QuantizeAndDequantizeV2, tf.raw_ops.QuantizeAndDequantizeV4):
+        same(lambda x, op=op: op(input=x, input_min=0.0, input_max=0.0), x)

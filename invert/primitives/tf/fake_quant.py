@@ -139,6 +139,8 @@ def _quantize_and_dequantize(
     input_min: float = 0.0,
     input_max: float = 0.0,
 ) -> Array:
+    if 0 in x.shape:
+        return x
     if low is None:
         low, high = np.float32(input_min), np.float32(input_max)
     num_bits = bits if num_bits is None else num_bits

@@ -418,6 +418,8 @@ def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_L
 def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
     """`x` with diagonals `low` to `high` set, from rows of `diagonal` if `band`."""
     rows, columns = x.shape[-2:]
+    if diagonal.shape[-1] == 0:
+        return x
     if low == high == 0 and not band:
         # Each row is filled with its entry, and the mask selects one position.
         if rows != diagonal.shape[-1]:
