@@ -301,6 +301,22 @@ def test_a_reference_is_read_where_its_value_is_used(build, tmp_path):
         np.testing.assert_allclose(out["y"], value, rtol=1e-5, atol=1e-6)
 
 
+def test_a_reference_is_read_before_updates_that_nothing_waits_for(tmp_path):
+    """TensorFlow's order depends on its threads."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        count = v1.get_variable("count", initializer=1.5, use_resource=False)
+        new = v1.assign_add(count, 2.0)
+        y = x * count
+        session.run(v1.global_variables_initializer())
+        outputs = {"y": y, "new": tf.identity(new)}
+        v1.saved_model.simple_save(session, str(tmp_path / "m"), {"x": x}, outputs)
+    module = invert.load(tmp_path / "m")
+    out, _ = module(eqx.nn.State(module), x=X)
+    np.testing.assert_allclose(out["y"], X * 1.5)
+    assert out["new"] == 3.5
+
+
 def test_names_that_do_not_exist():
     frozen, _ = graph(_cond)
     with pytest.raises(invert.SignatureError, match="no node 'y:0'"):

@@ -141,7 +141,8 @@ def _text(nodes: Sequence[Node]) -> str:
 def ordered(body: Body, is_effect: IsEffect) -> Body:
     """The body with an order of the nodes that its results and effects need."""
     before = list(map(_before, body.nodes))
-    order = _as_made(before, _needed(body, before))
+    order = _needed(body, before)
+    order = _as_made(before, order, _numbers(body, before, order, is_effect))
     needed = {i for i, _ in body.outputs}
     for i in reversed(order):
         node = body.nodes[i]
@@ -171,13 +172,42 @@ def _before(node: Node) -> tuple[int, ...]:
     return (*node.control, *[k for k, _ in node.inputs])
 
 
-def _as_made(before: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+def _as_made(
+    before: Sequence[Sequence[int]], order: Sequence[int], numbers: Sequence[int]
+) -> list[int]:
     """Nodes in topological order, and otherwise by their numbers."""
-    if all(max(before[i], default=-1) < i for i in order):
-        return sorted(order)
+    if all(max((numbers[j] for j in before[i]), default=-1) < numbers[i] for i in order):
+        return sorted(order, key=numbers.__getitem__)
     place = {i: k for k, i in enumerate(order)}
     earlier = [{place[j] for j in before[i]} for i in order]
-    return [order[k] for k in topological(order, earlier)]
+    return [order[k] for k in topological([numbers[i] for i in order], earlier)]
+
+
+_VARIABLES = frozenset(("TemporaryVariable", "Variable", "VariableV2"))
+
+
+def _numbers(
+    body: Body, before: Sequence[Sequence[int]], order: Sequence[int], is_effect: IsEffect
+) -> Sequence[int]:
+    """The places of nodes in the graph; nodes that wait for fewer updates of references come first.
+
+    A reference is read where its value is used, which is before updates that nothing waits for.
+
+    **Arguments:**
+
+    - `order`: a topological order of the nodes.
+    """
+    count = len(body.nodes)
+    references = {i for i in order if body.nodes[i].op in _VARIABLES}
+    if not references:
+        return range(count)
+    waits, updates = [0] * count, set[int]()
+    for i in order:
+        waits[i] = max((waits[j] + (j in updates) for j in before[i]), default=0)
+        if any(k in references for k, _ in body.nodes[i].inputs) and is_effect(body.nodes[i]):
+            updates.add(i)
+            references.add(i)
+    return [(2 * waits[i] + (i in updates)) * count + i for i in range(count)]
 
 
 def implementations(library: FunctionDefLibrary) -> dict[str, str]:
