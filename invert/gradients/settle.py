@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,12 @@ from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.rewriting.pattern import Pattern
 from invert.stablehlo.lowered import raised_again
+
+Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost"]
+
+# Where the higher derivatives of a rule come from.
+_STORED = "; second derivatives are those of the container"
+_NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
@@ -104,13 +110,19 @@ def _forward_only(eqn: Eqn) -> list[Atom] | None:
 class Outcome:
     """The outcome for one gradient function of the container.
 
-    `kind`: `"autodiff"` if automatic differentiation agrees or is made to, `"kept"` as a rule, or
-    `"lost"` if it could not be read, so that automatic differentiation replaces it.
+    `kind`: `"autodiff"` if automatic differentiation agrees or is made to, the kind of the rule as
+    which it is kept, or `"lost"` if it could not be read, so that automatic differentiation
+    replaces it.
     """
 
     location: str
-    kind: Literal["autodiff", "kept", "lost"]
+    kind: Kind
     text: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is kept as a rule."""
+        return self.kind in ("custom_jvp", "custom_vjp")
 
     def __str__(self) -> str:
         return f"{self.location}: {self.text}"
@@ -213,16 +225,14 @@ class GradientResolver:
             if variant is not None and needed is not None:
                 return self._plain(needed, f"agrees with autodiff{put_back}")
             if variant is not None:
-                self._say(gradient, "agrees with autodiff")
-                return None
+                return self._agrees(region, "agrees with autodiff")
             if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
                 return rule
             reason = self.cache.difference(region, raw, self._difference)
             if not reason and needed is not None:
                 return self._plain(needed, f"agrees with autodiff numerically{put_back}")
             if not reason:
-                self._say(gradient, "agrees with autodiff numerically")
-                return None
+                return self._agrees(region, "agrees with autodiff numerically")
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, parts(eqn)[0], "stop_gradient")
@@ -237,12 +247,7 @@ class GradientResolver:
             if rule.kind == "custom_vjp"
             else ""
         )
-        higher = (
-            "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
-            if rule.first_only
-            else ""
-        )
-        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}", "kept")
+        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{rule.higher}", rule.kind)
         return rule
 
     def _checkpointed(
@@ -301,6 +306,13 @@ class GradientResolver:
         how = "" if proved else " numerically"
         return self._plain(candidate, f"agrees with autodiff{how}, where it calls the function")
 
+    def _agrees(self, region: MarkedRegion, told: str) -> Rule | None:
+        """No rule, unless derivatives have to stop at closed-over values."""
+        if region.closed_over:
+            return self._plain(region, f"{told}, which stops at values that it closes over")
+        self._say(region.gradient, told)
+        return None
+
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""
         self._say(region.gradient, told)
@@ -315,7 +327,8 @@ class GradientResolver:
                 region, raw, lambda: is_transposable(region, backward, self.x64)
             )
             rule = make_rule(region, backward, self.x64, linear)
-            return dataclasses.replace(rule, first_only=region.gradient.first_only)
+            higher = _NOT_STORED if region.gradient.first_only else ""
+            return dataclasses.replace(rule, higher=higher)
         with jax.enable_x64(self.x64):
             read_nested()
         nested = jaxprs.canonicalize(region.backward(nested=True))
@@ -329,7 +342,7 @@ class GradientResolver:
             self, config=config, order=self.order + 1, itself=itself, outcomes=[]
         )
         backward = inner(self.recognize(nested))
-        own = [o for o in inner.outcomes if o.kind == "kept"]
+        own = [o for o in inner.outcomes if o.is_kept]
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
@@ -338,11 +351,9 @@ class GradientResolver:
         linear = not own and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
         missing = any(o.kind == "lost" for o in inner.outcomes)
-        return dataclasses.replace(rule, first_only=missing)
+        return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)
 
-    def _say(
-        self, gradient: Gradient, text: str, kind: Literal["autodiff", "kept"] = "autodiff"
-    ) -> None:
+    def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
         self.outcomes.append(Outcome(gradient.location, kind, text))
 
     def _lose(self, gradient: Gradient, reason: str) -> None:
