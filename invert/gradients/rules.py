@@ -32,12 +32,14 @@ class Rule:
     """A function of `operands` with a custom derivative.
 
     `higher`: where its higher derivatives come from, in words; `""` if it has none of its own.
+    `region`: what is differentiated, if that is enough.
     """
 
     function: JaxFunction
     operands: Sequence[Atom]
     kind: Literal["custom_jvp", "custom_vjp", "stop_gradient", "plain"]
     higher: str = ""
+    region: MarkedRegion | None = None
 
 
 def stopped(*values: Value) -> list[Value]:

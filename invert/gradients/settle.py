@@ -47,14 +47,15 @@ from invert.gradients.rules import (
 from invert.gradients.stop_gradient import with_needed_stops, with_stops
 from invert.gradients.straight_through import with_passed_derivatives
 from invert.ir import jaxprs
-from invert.ir.avals import type_of
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import bind, interpret
 from invert.ir.lookups import adds_without_clipping
 from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.rewriting.pattern import Pattern
 from invert.stablehlo.lowered import raised_again
@@ -204,6 +205,19 @@ class GradientResolver:
         except InvertError as error:
             self._lose(gradient, f"the gradient cannot be raised: {error}")
             return None
+        rule = self._first(region, raw)
+        if self.order > 1 or not gradient.compares_nested or self.config.custom_gradients == "keep":
+            return rule
+        # Stops and other changes are part of what is differentiated again.
+        variant = region if rule is None else rule.region
+        if variant is None or not self._differs_again(variant):
+            return rule
+        self.outcomes.pop()
+        return self._kept(region, raw, "its own derivative differs from autodiff")
+
+    def _first(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
+        """The rule that makes first derivatives those of the container, if one is needed."""
+        gradient = region.gradient
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
         # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
@@ -235,11 +249,15 @@ class GradientResolver:
                 return self._agrees(region, "agrees with autodiff numerically")
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
-            return Rule(stopped, parts(eqn)[0], "stop_gradient")
+            return Rule(stopped, region.results, "stop_gradient")
         if checks and from_jax and (rule := self._adjusted(region, promised, raw)) is not None:
             return rule
         if checks and (rule := self._calling_itself(region, raw)) is not None:
             return rule
+        return self._kept(region, raw, reason)
+
+    def _kept(self, region: MarkedRegion, raw: ClosedJaxpr, reason: str) -> Rule:
+        """The container's gradient as a rule."""
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -247,7 +265,8 @@ class GradientResolver:
             if rule.kind == "custom_vjp"
             else ""
         )
-        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{rule.higher}", rule.kind)
+        told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}"
+        self._say(region.gradient, told, rule.kind)
         return rule
 
     def _checkpointed(
@@ -316,7 +335,8 @@ class GradientResolver:
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""
         self._say(region.gradient, told)
-        return Rule(plain_function(region, self.x64), region.operands, "plain")
+        function = plain_function(region, self.x64)
+        return Rule(function, region.operands, "plain", region=region)
 
     def _rule_of(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
         """The region as a function with the container's gradient as its rule."""
@@ -329,20 +349,13 @@ class GradientResolver:
             rule = make_rule(region, backward, self.x64, linear)
             higher = _NOT_STORED if region.gradient.first_only else ""
             return dataclasses.replace(rule, higher=higher)
-        with jax.enable_x64(self.x64):
-            read_nested()
-        nested = jaxprs.canonicalize(region.backward(nested=True))
-        # The options request this gradient; nested ones are kept only if they differ.
-        config = dataclasses.replace(self.config, custom_gradients="check")
         first = self.recognize(raw)
         itself = None
         if is_transposable(region, first, self.x64):
             itself = calls_of(region, make_rule(region, first, self.x64, linear=True), self.x64)
-        inner = dataclasses.replace(
-            self, config=config, order=self.order + 1, itself=itself, outcomes=[]
-        )
-        backward = inner(self.recognize(nested))
-        own = [o for o in inner.outcomes if o.is_kept]
+        nested = jaxprs.canonicalize(self._with_nested(region))
+        backward, outcomes = self._settled(nested, itself)
+        own = [o for o in outcomes if o.is_kept]
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
@@ -350,8 +363,43 @@ class GradientResolver:
         # the function gets a rule for reverse mode only, which keeps second derivatives right.
         linear = not own and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
-        missing = any(o.kind == "lost" for o in inner.outcomes)
+        missing = any(o.kind == "lost" for o in outcomes)
         return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)
+
+    def _with_nested(self, region: MarkedRegion) -> ClosedJaxpr:
+        """The gradient, in which the gradient functions inside of it are marked."""
+        assert region.gradient.read_nested is not None
+        with jax.enable_x64(self.x64):
+            region.gradient.read_nested()
+        return region.backward(nested=True)
+
+    def _settled(
+        self, nested: ClosedJaxpr, itself: Pattern | None = None
+    ) -> tuple[ClosedJaxpr, Sequence[Outcome]]:
+        """A gradient with the gradient functions inside of it settled, and their outcomes."""
+        # The options request this gradient; nested ones are kept only if they differ.
+        config = dataclasses.replace(self.config, custom_gradients="check")
+        inner = dataclasses.replace(
+            self, config=config, order=self.order + 1, itself=itself, outcomes=[]
+        )
+        return inner(self.recognize(nested)), inner.outcomes
+
+    def _differs_again(self, variant: MarkedRegion) -> bool:
+        """Return whether a derivative of autodiff differs from the one in the container."""
+        nested = self._with_nested(variant)
+
+        def run(*values: Value) -> list[Value]:
+            def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+                if eqn.primitive is custom_gradient_p:
+                    moved = [i for i, v in enumerate(eqn.outvars) if is_differentiable(v.aval)]
+                    operands = jaxprs.with_values(operands, moved, variant.autodiff(*values))
+                return bind(eqn, operands)
+
+            return interpret(nested, values, on_eqn)
+
+        with jax.enable_x64(self.x64):
+            marked = trace_closed(run, *variant.avals)
+        return any(o.is_kept for o in self._settled(jaxprs.canonicalize(marked))[1])
 
     def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
         self.outcomes.append(Outcome(gradient.location, kind, text))
