@@ -23,7 +23,7 @@ from invert.ir.jaxprs import equations
 from invert.ir.loops import CondParts, ScanParts, WhileParts, while_loop_of
 from invert.ir.sizes import DimSize
 from invert.ir.substitution import sizes_read, unreached
-from invert.ir.types import AnyJaxpr, Eqn, Literal, Value
+from invert.ir.types import AnyJaxpr, Eqn, Jaxpr, Literal, Value
 
 # What is compared, and with what: numbers, or the positions of arguments.
 Condition: TypeAlias = tuple[str, frozenset[Hashable]]
@@ -231,7 +231,7 @@ def _number(x: Value) -> Hashable:
     return first.tolist()[0] if x.size and (x == first).all() else x.tobytes()
 
 
-def _thresholds(jaxpr: AnyJaxpr) -> Iterator[Condition]:
+def _thresholds(jaxpr: Jaxpr) -> Iterator[Condition]:
     """Comparisons of floating-point values with numbers, but zero: samples have both signs."""
     for eqn in equations(jaxpr):
         numbers = [_number(a.val) if isinstance(a, Literal) else None for a in eqn.invars]

@@ -266,7 +266,8 @@ class GradientResolver:
             else ""
         )
         told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}"
-        self._say(region.gradient, told, rule.kind)
+        kind = "custom_vjp" if rule.kind == "custom_vjp" else "custom_jvp"
+        self._say(region.gradient, told, kind)
         return rule
 
     def _checkpointed(
