@@ -112,7 +112,16 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
     )
     shapes = tuple(tuple(a.shape) for a in avals[: len(avals) - int(entry.draws)])
     settled = functools.partial(_settled, platform=platform, config=config)
-    program = Specialization(jaxpr, constants, report, x64, shapes, names, settled=settled)
+    program = Specialization(
+        jaxpr,
+        constants,
+        report,
+        x64,
+        shapes,
+        names,
+        reverse_only=tuple(str(o) for o in settle.outcomes if o.kind == "custom_vjp"),
+        settled=settled,
+    )
     if config.optimize == "none":
         return program
     config.begin(f"{entry.name}: optimizing for the {config.optimize}")

@@ -192,7 +192,15 @@ class _Artifact:
 
         inner = nested if own._holds_vjp else None
         first_only = not own.exported.has_vjp()
-        return Gradient(location, run, convention="jax", read_nested=inner, first_only=first_only)
+        return Gradient(
+            location,
+            run,
+            convention="jax",
+            read_nested=inner,
+            # Its second derivative was asked for.
+            compares_nested=inner is not None and not self.trusted,
+            first_only=first_only,
+        )
 
     @functools.cached_property
     def _holds_vjp(self) -> bool:

@@ -77,16 +77,23 @@ def differences(
 
     with jax.enable_x64(x64), on_cpu():
         both = trace_closed(run_both, *region.avals)
-        for sizes in sizes_of(both):
+        chosen = sizes_of(both)
+        if conditions is not None:
+            conditions.add_sizes(pair, chosen)
+        for sizes in chosen:
             one, two, program = (substitute(p, sizes) if sizes else p for p in (*pair, both))
-            watched = Conditions() if conditions is None else conditions
-            run = once(functools.partial(_results, watched.add((one, two), bool(sizes))))
+            if conditions is None:
+                runs = [functools.partial(_unwatched, p) for p in (one, two)]
+            else:
+                runs = conditions.add((one, two), bool(sizes))
+            run = once(functools.partial(_results, runs))
             types = [v.aval for v in open_jaxpr(program).invars]
             for values in _points(types, count, program, conditions):
                 results = []
                 for found, outcomes in run(*values):
                     results.append(tuple(map(np.asarray, found)))
-                    watched.met(outcomes)
+                    if conditions is not None:
+                        conditions.met(outcomes)
                 if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
                     raise OtherShapesError(
                         "the gradient has other shapes than the arguments, at some of their sizes"
@@ -104,6 +111,10 @@ def _points(
     yield from samples(types, count, program)
     if conditions is not None and not conditions.are_met:
         yield from special(types, count)
+
+
+def _unwatched(program: AnyJaxpr, values: Sequence[Value]) -> Watched:
+    return eval_closed(program, values), {}
 
 
 def _results(runs: Sequence[Callable[[Sequence[Value]], Watched]], *xs: Value) -> list[Watched]:

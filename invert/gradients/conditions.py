@@ -1,33 +1,36 @@
 """Conditions that only one of two gradients has, and whether samples covered both outcomes.
 
 Two programs that agree on samples may differ beyond a condition that no sample met, such as a norm
-at which a rule clips, or a number of steps. Programs that compare with the same numbers have that
-condition in common.
+at which a rule clips, or a number of steps. Programs that compare the same numbers with what
+depends on the same arguments have that condition in common.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from invert._private.jax import consts_of, open_jaxpr, sub_jaxprs
-from invert.gradients.cache import inlined
-from invert.ir.graph import is_var
+from invert._private.jax import constants_as_arguments, consts_of, open_jaxpr, sub_jaxprs
 from invert.ir.interpret import bind, interpret
-from invert.ir.order import reached
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Value
+from invert.ir.jaxprs import equations
+from invert.ir.loops import CondParts, ScanParts, WhileParts, while_loop_of
+from invert.ir.sizes import DimSize
+from invert.ir.substitution import sizes_read, unreached
+from invert.ir.types import AnyJaxpr, Eqn, Jaxpr, Literal, Value
 
-# What is compared, and with which numbers.
+# What is compared, and with what: numbers, or the positions of arguments.
 Condition: TypeAlias = tuple[str, frozenset[Hashable]]
 # Whether one and the other outcome occurred.
 Outcomes: TypeAlias = tuple[Value, Value]
 # The results of a program, and the outcomes of its conditions by their places.
-Watched: TypeAlias = tuple[list[Value], Mapping[Hashable, Outcomes]]
+Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
@@ -36,6 +39,12 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil"))
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
+# The parameters of calls that hold their programs.
+_CALLS: Mapping[str, str] = {
+    "jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+}  # fmt: skip
+_LOOPS = frozenset(("scan", "while", "cond"))
 # Larger arrays are unlikely to be bounds, and copies of them take memory.
 _MAX_NUMBERS = 1 << 12
 # Sizes are assumed to be smaller.
@@ -45,8 +54,9 @@ _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 class Conditions:
     """The conditions that only one of two programs has.
 
-    A rounding counts as met where it changes a value visibly. Outcomes inside loops and
-    branches are not observed: thresholds there count as not met.
+    A rounding counts as met where it changes a value visibly. A condition whose outcome no
+    argument changes, such as that of a counter, does not count. Outcomes inside of primitives other
+    than loops, branches and calls are not observed: thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -58,22 +68,25 @@ class Conditions:
     ) -> list[Callable[[Sequence[Value]], Watched]]:
         """Add the conditions of two programs; return functions that run and watch them.
 
-        Calls are inlined, so that each of their conditions is an equation of its own.
-        Numbers that are compared with numbers count only if `is_open`, as they may be sizes.
+        Outside of loops, numbers that are compared with numbers count if `is_open`, as they may be
+        sizes.
         """
-        programs = tuple(map(inlined, programs))
-        conditions = [list(_conditions(p, is_open)) for p in programs]
-        kinds = [{c for _, found in held for c in found} for held in conditions]
+        found = [_Search(is_open).sites(p) for p in programs]
+        kinds = [{c for site in sites for c in site.all()} for sites in found]
         runs = []
-        for i, (program, held) in enumerate(zip(programs, conditions, strict=True)):
-            own = {
-                eqn: {k: (i, place, k) for k, c in enumerate(found) if c not in kinds[1 - i]}
-                for place, (eqn, found) in enumerate(held)
-            }
-            for places in own.values():
-                self._met |= {p: (False, False) for p in places.values() if p not in self._met}
-            runs.append(functools.partial(_watched, program, own))
+        for i, (program, sites) in enumerate(zip(programs, found, strict=True)):
+            places: list[Hashable] = []
+            own = _only(sites, kinds[1 - i], (i,), places)
+            self._met |= {p: (False, False) for p in places if p not in self._met}
+            runs.append(functools.partial(_watched, program, own, places))
         return runs
+
+    def add_sizes(
+        self, programs: Sequence[AnyJaxpr], chosen: Sequence[Mapping[str, DimSize]]
+    ) -> None:
+        """Add the sizes of one of two programs that behave otherwise at larger values."""
+        one, two = ({str(n) for n in unreached(sizes_read(p), chosen)} for p in programs)
+        self._met |= dict.fromkeys(one ^ two, (False, False))
 
     def met(self, outcomes: Mapping[Hashable, Outcomes]) -> None:
         """Add the outcomes of a run."""
@@ -87,46 +100,126 @@ class Conditions:
         return all(map(all, self._met.values()))
 
 
-def _watched(
-    program: AnyJaxpr, own: Mapping[Eqn, Mapping[int, Hashable]], values: Sequence[Value]
-) -> Watched:
-    outcomes: dict[Hashable, Outcomes] = {}
+class _Fact(NamedTuple):
+    """A value's number, if it is one, and the arguments that it depends on."""
 
-    def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
-        if places := own.get(eqn):
-            for k, outcome in enumerate(_outcomes(eqn, operands)):
-                if k in places:
-                    outcomes[places[k]] = outcome
-        return bind(eqn, operands)
+    number: Hashable = None
+    inputs: frozenset[int] = frozenset()
 
-    return interpret(program, values, on_eqn), outcomes
+    @property
+    def key(self) -> Hashable:
+        return self.inputs if self.number is None else self.number
 
+    def depending_on(self, other: _Fact) -> _Fact:
+        return self._replace(inputs=self.inputs | other.inputs)
 
-def _conditions(program: AnyJaxpr, is_open: bool) -> Iterator[tuple[Eqn, list[Condition]]]:
-    """Equations that compare values; in loops and branches, only those with thresholds."""
-    outer = open_jaxpr(program)
-    held: dict[Atom, Hashable] = {
-        v: _number(c) for v, c in zip(outer.constvars, consts_of(program), strict=True)
-    }
-    for jaxpr in reached([outer], lambda jaxpr: (j for e in jaxpr.eqns for j in sub_jaxprs(e))):
-        numbers = dict(held) if jaxpr is outer else {}
-        for eqn in jaxpr.eqns:
-            given = [numbers.get(a) if is_var(a) else _number(a.val) for a in eqn.invars]
-            if eqn.primitive.name in _SAME_NUMBERS and given[0] is not None:
-                numbers[eqn.outvars[0]] = given[0]
-            if (None in given or is_open) and not _LARGEST_SIZE & {*given}:
-                found = _of(eqn, given)
-                if found and (jaxpr is outer or _is_threshold(eqn, given)):
-                    yield eqn, found
+    def of_row(self) -> _Fact:
+        return self._replace(number=None) if isinstance(self.number, bytes) else self
 
 
-def _is_threshold(eqn: Eqn, given: Sequence[Hashable]) -> bool:
-    """Return whether floating-point values are compared with numbers other than zero.
+def _either(*facts: _Fact) -> _Fact:
+    """The fact for a value that is one of several."""
+    numbers = {fact.number for fact in facts}
+    return _Fact(numbers.pop() if len(numbers) == 1 else None, _inputs(facts))
 
-    Samples have both signs, and integers in loops are counters and indices.
-    """
-    is_float = any(jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in eqn.invars)
-    return is_float and not {0.0, None}.issuperset(given)
+
+def _inputs(facts: Sequence[_Fact]) -> frozenset[int]:
+    return frozenset[int]().union(*(fact.inputs for fact in facts))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Site:
+    """An equation that has conditions, or whose programs do."""
+
+    eqn: Eqn
+    conditions: Sequence[Condition]
+    bodies: Sequence[Sequence[_Site]]
+
+    def all(self) -> Iterator[Condition]:
+        """Its conditions and those inside."""
+        yield from self.conditions
+        for body in self.bodies:
+            for site in body:
+                yield from site.all()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Finds the conditions of a program."""
+
+    is_open: bool
+
+    def sites(self, program: AnyJaxpr) -> list[_Site]:
+        """The equations of a program with conditions."""
+        inputs = open_jaxpr(program).invars
+        return self._of(program, [_Fact(None, frozenset((i,))) for i in range(len(inputs))])[0]
+
+    def _of(
+        self, program: AnyJaxpr, facts: Sequence[_Fact], in_loop: bool = False
+    ) -> tuple[list[_Site], list[_Fact]]:
+        """The equations with conditions, and the facts for the results."""
+        sites: list[_Site] = []
+
+        def on_eqn(eqn: Eqn, given: list[_Fact]) -> list[_Fact]:
+            bodies, results = self._inside(eqn, given, in_loop)
+            found = self._conditions(eqn, given, in_loop)
+            if found or any(bodies):
+                sites.append(_Site(eqn, found, bodies))
+            return results
+
+        known = [_Fact(_number(c)) for c in consts_of(program)]
+        jaxpr = constants_as_arguments(open_jaxpr(program))
+        return sites, interpret(jaxpr, [*known, *facts], on_eqn, _of_literal)
+
+    def _inside(
+        self, eqn: Eqn, given: list[_Fact], in_loop: bool
+    ) -> tuple[list[list[_Site]], list[_Fact]]:
+        """The equations with conditions in each program of an equation, and its results."""
+        name = eqn.primitive.name
+        if name == "scan":
+            parts = ScanParts.of(eqn)
+            consts, init, xs = map(list, parts.split(given))
+            rows = [x.of_row() for x in xs]
+            while True:
+                sites, results = self._of(parts.body, [*consts, *init, *rows], True)
+                if (carry := list(map(_either, init, results))) == init:
+                    return [sites], [*init, *(y.of_row() for y in results[len(init) :])]
+                init = carry
+        if name == "while":
+            loop = WhileParts.of(eqn)
+            cond_consts, body_consts, init = map(list, loop.split(given))
+            while True:
+                tests, (test,) = self._of(loop.cond, [*cond_consts, *init], True)
+                sites, results = self._of(loop.body, [*body_consts, *init], True)
+                after = [r.depending_on(test) for r in results]
+                carry = list(map(_either, init, after))
+                if carry == init:
+                    return [tests, sites], init
+                init = carry
+        if name == "cond":
+            index, *operands = given
+            made = [self._of(b, operands, in_loop) for b in CondParts.of(eqn).branches]
+            joined = [_either(*facts) for facts in zip(*(r for _, r in made), strict=True)]
+            return [sites for sites, _ in made], [fact.depending_on(index) for fact in joined]
+        if name in _CALLS:
+            sites, results = self._of(eqn.params[_CALLS[name]], given, in_loop)
+            return [sites], results
+        number = given[0].number if name in _SAME_NUMBERS else None
+        return [], [_Fact(number, _inputs(given))] * len(eqn.outvars)
+
+    def _conditions(self, eqn: Eqn, given: Sequence[_Fact], in_loop: bool) -> list[Condition]:
+        if eqn.primitive.name in _LOOPS or eqn.primitive.name in _CALLS:
+            return []
+        if inner := list(sub_jaxprs(eqn)):
+            return [c for jaxpr in inner for c in _thresholds(jaxpr)]
+        counts = (self.is_open and not in_loop) or any(fact.inputs for fact in given)
+        if not counts or _LARGEST_SIZE & {fact.number for fact in given}:
+            return []
+        return _of(eqn, [fact.key for fact in given])
+
+
+def _of_literal(literal: Literal) -> _Fact:
+    return _Fact(_number(literal.val))
 
 
 def _number(x: Value) -> Hashable:
@@ -138,16 +231,131 @@ def _number(x: Value) -> Hashable:
     return first.tolist()[0] if x.size and (x == first).all() else x.tobytes()
 
 
+def _thresholds(jaxpr: Jaxpr) -> Iterator[Condition]:
+    """Comparisons of floating-point values with numbers, but zero: samples have both signs."""
+    for eqn in equations(jaxpr):
+        numbers = [_number(a.val) if isinstance(a, Literal) else None for a in eqn.invars]
+        is_float = any(jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in eqn.invars)
+        if is_float and not {0.0, None}.issuperset(numbers):
+            yield from _of(eqn, numbers)
+
+
 def _of(eqn: Eqn, given: Sequence[Hashable]) -> list[Condition]:
     name = eqn.primitive.name
     if name in _ORDERS:
         return [("order", frozenset(pair)) for pair in pairwise(given)]
     if name in _EQUALITIES:
         same = "itself" if eqn.invars[0] is eqn.invars[1] else None
+        if same and not jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.inexact):
+            return []  # always equal
         return [("equality", frozenset((*given, same)))]
     if name in _ROUNDINGS:
         return [("rounding", frozenset())]
     return [("finite", frozenset())] if name == "is_finite" else []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """A site of conditions that only one program has: their indices, by positions."""
+
+    indices: Mapping[int, int]
+    bodies: Sequence[Mapping[Eqn, _Own]]
+
+
+def _only(
+    sites: Sequence[_Site],
+    common: Container[Condition],
+    place: tuple[int, ...],
+    places: list[Hashable],
+) -> dict[Eqn, _Own]:
+    """The sites with conditions that are not in `common`, whose places are added to `places`."""
+    found: dict[Eqn, _Own] = {}
+    for n, site in enumerate(sites):
+        here = (*place, n)
+        bodies = [_only(body, common, (*here, i), places) for i, body in enumerate(site.bodies)]
+        indices: dict[int, int] = {}
+        for k, condition in enumerate(site.conditions):
+            if condition not in common:
+                indices[k] = len(places)
+                places.append((*here, k))
+        if indices or any(bodies):
+            found[site.eqn] = _Own(indices, bodies)
+    return found
+
+
+def _watched(
+    program: AnyJaxpr,
+    own: Mapping[Eqn, _Own],
+    places: Sequence[Hashable],
+    values: Sequence[Value],
+) -> Watched:
+    """The results of a program, and the outcomes of its conditions by their places."""
+    met = [jnp.zeros((), bool)] * (2 * len(places))
+    results = _run(program, own, values, met)
+    return results, dict(zip(places, zip(met[::2], met[1::2], strict=True), strict=True))
+
+
+def _run(
+    program: AnyJaxpr, own: Mapping[Eqn, _Own], values: Sequence[Value], met: list[Value]
+) -> list[Value]:
+    """Run a program, and add the outcomes of its conditions to `met`, two for each."""
+
+    def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+        if (site := own.get(eqn)) is None:
+            return bind(eqn, operands)
+        for k, (one, other) in enumerate(_outcomes(eqn, operands)):
+            if (i := site.indices.get(k)) is not None:
+                met[2 * i] |= one
+                met[2 * i + 1] |= other
+        return _run_inside(eqn, site, operands, met) if any(site.bodies) else bind(eqn, operands)
+
+    return interpret(program, values, on_eqn)
+
+
+def _run_inside(eqn: Eqn, site: _Own, operands: list[Value], met: list[Value]) -> Sequence[Value]:
+    """As `_run`, for the programs of a call, a branch or a loop."""
+    name = eqn.primitive.name
+    if name == "cond":
+        index, *operands = operands
+
+        def branch(program: AnyJaxpr, own: Mapping[Eqn, _Own], operands: list[Value]) -> Value:
+            found = list(met)
+            return _run(program, own, operands, found), found
+
+        pairs = zip(CondParts.of(eqn).branches, site.bodies, strict=True)
+        runs = [functools.partial(branch, *pair) for pair in pairs]
+        results, met[:] = lax.switch(index.astype(np.int32), runs, operands)
+        return results
+    if name == "scan":
+        scan = ScanParts.of(eqn)
+        consts, init, xs = scan.split(operands)
+
+        def step(carry: Value, rows: Sequence[Value]) -> Value:
+            values, found = carry
+            results = _run(scan.body, site.bodies[0], [*consts, *values, *rows], found)
+            return (results[: len(init)], found), results[len(init) :]
+
+        options = {name: eqn.params[name] for name in ("length", "reverse")}
+        (carry, met[:]), ys = lax.scan(step, (list(init), list(met)), list(xs), **options)
+        return [*carry, *ys]
+    if name == "while":
+        loop = WhileParts.of(eqn)
+        cond_consts, body_consts, init = loop.split(operands)
+
+        def test(values: Sequence[Value], found: list[Value]) -> Value:
+            return _run(loop.cond, site.bodies[0], [*cond_consts, *values], found)
+
+        def again(state: Sequence[Value]) -> Sequence[Value]:
+            found = list(state[len(init) :])
+            values = _run(loop.body, site.bodies[1], [*body_consts, *state[: len(init)]], found)
+            test(values, found)
+            return [*values, *found]
+
+        test(init, met)
+        state = while_loop_of(lambda s: test(s[: len(init)], list(met)), again, [*init, *met])
+        met[:] = state[len(init) :]
+        return state[: len(init)]
+    return _run(eqn.params[_CALLS[name]], site.bodies[0], operands, met)
 
 
 def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
@@ -155,12 +363,14 @@ def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
     name = eqn.primitive.name
     if name in _ORDERS:
         for a, b in pairwise(operands):
-            yield jnp.any(a < b), jnp.any(a > b)
+            # Results that are not finite are not compared.
+            is_finite = jnp.isfinite(a) & jnp.isfinite(b)
+            yield jnp.any((a < b) & is_finite), jnp.any((a > b) & is_finite)
     elif name in _ROUNDINGS:
         (x,) = operands
         change = jnp.abs(bind(eqn, [x])[0] - x)
         is_visible = jnp.any(change > _VISIBLE * jnp.max(jnp.abs(x), initial=0))
         yield is_visible, is_visible
-    else:
+    elif name in _EQUALITIES or name == "is_finite":
         is_so = jnp.isfinite(operands[0]) if name == "is_finite" else jnp.equal(*operands)
         yield jnp.any(is_so), ~jnp.all(is_so)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
 from invert.ir import jaxprs, meshes
@@ -17,6 +18,7 @@ from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
 from invert.ir.lookups import clips, with_promised_bounds
+from invert.ir.size_values import sizes_in
 from invert.ir.sizes import is_open
 from invert.ir.types import (
     AnyJaxpr,
@@ -53,10 +55,10 @@ def _bind(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
 class MarkedRegion:
     """The equations between the arguments and the results of a marker.
 
-    Its functions take closed-over values (whose derivative is zero, as in TensorFlow), then the
-    arguments, then the cotangents of the differentiable results. `avals` are the types of all of
-    them. `places` are the positions of those results, `moved` those of the operands whose gradient
-    is wanted.
+    Its functions take closed-over values, then the arguments, then the cotangents of the
+    differentiable results. `avals` are the types of all of them. `places` are the positions of
+    those results, `moved` those of the operands whose gradient is wanted, and `closed_over` the
+    closed-over values whose derivative is zero, as in TensorFlow.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class MarkedRegion:
         self.eqns, outside = graph.needed(atoms, set(self.inputs))
         self.constants = {v: graph.consts[v] for v in outside if v in graph.consts}
         self.outside = [v for v in outside if v not in self.constants]
+        self.closed_over = {v for v in self.outside if is_differentiable(v.aval)}
         self.held = [v for v in outside if v in self.constants]
         self.operands = [*self.held, *self.outside, *self.inputs]
         self.places = [i for i, v in enumerate(self.results) if is_differentiable(v.aval)]
@@ -82,10 +85,17 @@ class MarkedRegion:
         first = len(self.operands) - len(self.inputs)
         self.moved = [first + i for i in self.wanted]
         types = [v.aval for v in self.operands]
-        run = functools.partial(self._run_settled, settled)
+
+        def run(*values: Value) -> list[Value]:
+            stopped = [
+                jax.lax.stop_gradient(x) if v in self.closed_over else x
+                for v, x in zip(self.operands, values, strict=True)
+            ]
+            return self._run_settled(settled, stopped)
+
         # Inner markers are already settled, since their values come first. A marker that
         # uses values from before the arguments is settled again, on the arguments.
-        self.forward = trace_closed(lambda *values: run(values), *types)
+        self.forward = trace_closed(run, *types)
         self.forward = meshes.checked(resolver(self.forward))
         self.avals = [
             *(type_of(v) for v in (*self.outside, *self.inputs)),
@@ -191,6 +201,8 @@ class MarkedRegion:
         def run(*values: Value) -> list[Value]:
             operands, cotangents = self._split(values)
             captures = self._evaluate(operands, self.captures, self.eqns)
+            if self.gradient.convention == "tensorflow":
+                captures = list(map(self._sizes_or, self.captures, captures))
             gradients = self.gradient.run(captures, cotangents, nested)
             sums: dict[Var, Value] = {}
             for v, g in zip(self.given, gradients, strict=True):
@@ -202,6 +214,16 @@ class MarkedRegion:
             ]
 
         return trace_closed(run, *self.avals)
+
+    def _sizes_or(self, atom: Atom, value: Value) -> Value:
+        """The open sizes in a captured shape, which a gradient may reshape to, or its value."""
+        makers: dict[Atom, Eqn] = {v: eqn for eqn in self.eqns for v in eqn.outvars}
+        sizes = sizes_in(atom, makers)
+        if sizes is None or not any(map(is_open, sizes)):
+            return value
+        held = np.empty(len(sizes), object)
+        held[:] = sizes
+        return held.reshape(atom.aval.shape)
 
     def autodiff(self, *values: Value) -> list[Value]:
         """The gradient of the recovered program by automatic differentiation, at `avals`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import islice
+from typing import Literal
 
 import jax
 import numpy as np
@@ -30,13 +31,15 @@ from invert.rewriting.templates import written_call
 class Rule:
     """A function of `operands` with a custom derivative.
 
-    `first_only`: the container may lack rules for its second derivative.
+    `higher`: where its higher derivatives come from, in words; `""` if it has none of its own.
+    `region`: what is differentiated, if that is enough.
     """
 
     function: JaxFunction
     operands: Sequence[Atom]
-    kind: str
-    first_only: bool = False
+    kind: Literal["custom_jvp", "custom_vjp", "stop_gradient", "plain"]
+    higher: str = ""
+    region: MarkedRegion | None = None
 
 
 def stopped(*values: Value) -> list[Value]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,17 +47,24 @@ from invert.gradients.rules import (
 from invert.gradients.stop_gradient import with_needed_stops, with_stops
 from invert.gradients.straight_through import with_passed_derivatives
 from invert.ir import jaxprs
-from invert.ir.avals import type_of
+from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import bind, interpret
 from invert.ir.lookups import adds_without_clipping
 from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Var
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.driver import Replacement, replace
 from invert.rewriting.pattern import Pattern
 from invert.stablehlo.lowered import raised_again
+
+Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost"]
+
+# Where the higher derivatives of a rule come from.
+_STORED = "; second derivatives are those of the container"
+_NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
@@ -104,13 +111,19 @@ def _forward_only(eqn: Eqn) -> list[Atom] | None:
 class Outcome:
     """The outcome for one gradient function of the container.
 
-    `kind`: `"autodiff"` if automatic differentiation agrees or is made to, `"kept"` as a rule, or
-    `"lost"` if it could not be read, so that automatic differentiation replaces it.
+    `kind`: `"autodiff"` if automatic differentiation agrees or is made to, the kind of the rule as
+    which it is kept, or `"lost"` if it could not be read, so that automatic differentiation
+    replaces it.
     """
 
     location: str
-    kind: Literal["autodiff", "kept", "lost"]
+    kind: Kind
     text: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is kept as a rule."""
+        return self.kind in ("custom_jvp", "custom_vjp")
 
     def __str__(self) -> str:
         return f"{self.location}: {self.text}"
@@ -192,6 +205,19 @@ class GradientResolver:
         except InvertError as error:
             self._lose(gradient, f"the gradient cannot be raised: {error}")
             return None
+        rule = self._first(region, raw)
+        if self.order > 1 or not gradient.compares_nested or self.config.custom_gradients == "keep":
+            return rule
+        # Stops and other changes are part of what is differentiated again.
+        variant = region if rule is None else rule.region
+        if variant is None or not self._differs_again(variant):
+            return rule
+        self.outcomes.pop()
+        return self._kept(region, raw, "its own derivative differs from autodiff")
+
+    def _first(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
+        """The rule that makes first derivatives those of the container, if one is needed."""
+        gradient = region.gradient
         reason = "asked for"
         # A TensorFlow graph was never lowered, so lowering autodiff proves nothing about its
         # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
@@ -213,23 +239,25 @@ class GradientResolver:
             if variant is not None and needed is not None:
                 return self._plain(needed, f"agrees with autodiff{put_back}")
             if variant is not None:
-                self._say(gradient, "agrees with autodiff")
-                return None
+                return self._agrees(region, "agrees with autodiff")
             if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
                 return rule
             reason = self.cache.difference(region, raw, self._difference)
             if not reason and needed is not None:
                 return self._plain(needed, f"agrees with autodiff numerically{put_back}")
             if not reason:
-                self._say(gradient, "agrees with autodiff numerically")
-                return None
+                return self._agrees(region, "agrees with autodiff numerically")
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
-            return Rule(stopped, parts(eqn)[0], "stop_gradient")
+            return Rule(stopped, region.results, "stop_gradient")
         if checks and from_jax and (rule := self._adjusted(region, promised, raw)) is not None:
             return rule
         if checks and (rule := self._calling_itself(region, raw)) is not None:
             return rule
+        return self._kept(region, raw, reason)
+
+    def _kept(self, region: MarkedRegion, raw: ClosedJaxpr, reason: str) -> Rule:
+        """The container's gradient as a rule."""
         rule = self._rule_of(region, raw)
         # JAX's own error names neither the function nor a remedy.
         forward = (
@@ -237,12 +265,9 @@ class GradientResolver:
             if rule.kind == "custom_vjp"
             else ""
         )
-        higher = (
-            "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
-            if rule.first_only
-            else ""
-        )
-        self._say(gradient, f"kept as {rule.kind}: {reason}{forward}{higher}", "kept")
+        told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}"
+        kind = "custom_vjp" if rule.kind == "custom_vjp" else "custom_jvp"
+        self._say(region.gradient, told, kind)
         return rule
 
     def _checkpointed(
@@ -301,10 +326,18 @@ class GradientResolver:
         how = "" if proved else " numerically"
         return self._plain(candidate, f"agrees with autodiff{how}, where it calls the function")
 
+    def _agrees(self, region: MarkedRegion, told: str) -> Rule | None:
+        """No rule, unless derivatives have to stop at closed-over values."""
+        if region.closed_over:
+            return self._plain(region, f"{told}, which stops at values that it closes over")
+        self._say(region.gradient, told)
+        return None
+
     def _plain(self, region: MarkedRegion, told: str) -> Rule:
         """A variant of the region that needs no rule."""
         self._say(region.gradient, told)
-        return Rule(plain_function(region, self.x64), region.operands, "plain")
+        function = plain_function(region, self.x64)
+        return Rule(function, region.operands, "plain", region=region)
 
     def _rule_of(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule:
         """The region as a function with the container's gradient as its rule."""
@@ -315,21 +348,15 @@ class GradientResolver:
                 region, raw, lambda: is_transposable(region, backward, self.x64)
             )
             rule = make_rule(region, backward, self.x64, linear)
-            return dataclasses.replace(rule, first_only=region.gradient.first_only)
-        with jax.enable_x64(self.x64):
-            read_nested()
-        nested = jaxprs.canonicalize(region.backward(nested=True))
-        # The options request this gradient; nested ones are kept only if they differ.
-        config = dataclasses.replace(self.config, custom_gradients="check")
+            higher = _NOT_STORED if region.gradient.first_only else ""
+            return dataclasses.replace(rule, higher=higher)
         first = self.recognize(raw)
         itself = None
         if is_transposable(region, first, self.x64):
             itself = calls_of(region, make_rule(region, first, self.x64, linear=True), self.x64)
-        inner = dataclasses.replace(
-            self, config=config, order=self.order + 1, itself=itself, outcomes=[]
-        )
-        backward = inner(self.recognize(nested))
-        own = [o for o in inner.outcomes if o.kind == "kept"]
+        nested = jaxprs.canonicalize(self._with_nested(region))
+        backward, outcomes = self._settled(nested, itself)
+        own = [o for o in outcomes if o.is_kept]
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
@@ -337,12 +364,45 @@ class GradientResolver:
         # the function gets a rule for reverse mode only, which keeps second derivatives right.
         linear = not own and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
-        missing = any(o.kind == "lost" for o in inner.outcomes)
-        return dataclasses.replace(rule, first_only=missing)
+        missing = any(o.kind == "lost" for o in outcomes)
+        return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)
 
-    def _say(
-        self, gradient: Gradient, text: str, kind: Literal["autodiff", "kept"] = "autodiff"
-    ) -> None:
+    def _with_nested(self, region: MarkedRegion) -> ClosedJaxpr:
+        """The gradient, in which the gradient functions inside of it are marked."""
+        assert region.gradient.read_nested is not None
+        with jax.enable_x64(self.x64):
+            region.gradient.read_nested()
+        return region.backward(nested=True)
+
+    def _settled(
+        self, nested: ClosedJaxpr, itself: Pattern | None = None
+    ) -> tuple[ClosedJaxpr, Sequence[Outcome]]:
+        """A gradient with the gradient functions inside of it settled, and their outcomes."""
+        # The options request this gradient; nested ones are kept only if they differ.
+        config = dataclasses.replace(self.config, custom_gradients="check")
+        inner = dataclasses.replace(
+            self, config=config, order=self.order + 1, itself=itself, outcomes=[]
+        )
+        return inner(self.recognize(nested)), inner.outcomes
+
+    def _differs_again(self, variant: MarkedRegion) -> bool:
+        """Return whether a derivative of autodiff differs from the one in the container."""
+        nested = self._with_nested(variant)
+
+        def run(*values: Value) -> list[Value]:
+            def on_eqn(eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+                if eqn.primitive is custom_gradient_p:
+                    moved = [i for i, v in enumerate(eqn.outvars) if is_differentiable(v.aval)]
+                    operands = jaxprs.with_values(operands, moved, variant.autodiff(*values))
+                return bind(eqn, operands)
+
+            return interpret(nested, values, on_eqn)
+
+        with jax.enable_x64(self.x64):
+            marked = trace_closed(run, *variant.avals)
+        return any(o.is_kept for o in self._settled(jaxprs.canonicalize(marked))[1])
+
+    def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
         self.outcomes.append(Outcome(gradient.location, kind, text))
 
     def _lose(self, gradient: Gradient, reason: str) -> None:

@@ -34,6 +34,8 @@ class Gradient:
         gradients are the conjugates.
     - `read_nested`: reads the gradient functions inside this one; `None` if it cannot hold any.
         TensorFlow may have to export them, which JAX refuses during tracing.
+    - `compares_nested`: whether these are compared also where this one agrees with automatic
+        differentiation.
     - `first_only`: whether the container may lack gradient functions that were inside this one.
     """
 
@@ -42,6 +44,7 @@ class Gradient:
     problem: str = ""
     convention: Literal["jax", "tensorflow"] = "tensorflow"
     read_nested: Callable[[], object] | None = None
+    compares_nested: bool = False
     first_only: bool = False
 
 

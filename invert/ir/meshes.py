@@ -233,6 +233,33 @@ def jvp_of(
     return trace_closed(jvp, *types, *(types[i] for i in smooth))
 
 
+def vjp_of(
+    eqn: Eqn,
+    types: Sequence[Aval],
+    run: Callable[[Eqn, Sequence[Value]], list[Value]] = bind_equation,
+) -> ClosedJaxpr:
+    """Cotangents of the operands of an equation, given these and the cotangents of its results.
+
+    Integers have none.
+    """
+    smooth = [i for i, t in enumerate(types) if is_differentiable(t)]
+    outs = [v.aval for v in eqn.outvars]
+    places = [i for i, o in enumerate(outs) if is_differentiable(o)]
+
+    def vjp(*values: Value) -> list[Value]:
+        primals, cotangents = values[: len(types)], values[len(types) :]
+
+        def function(*numbers: Value) -> list[Value]:
+            results = run(eqn, with_values(primals, smooth, numbers))
+            return [results[i] for i in places]
+
+        _, pull = jax.vjp(function, *(primals[i] for i in smooth))
+        return list(pull(list(cotangents)))
+
+    cotangents = [jax.ShapeDtypeStruct(outs[i].shape, outs[i].dtype) for i in places]
+    return trace_closed(vjp, *types, *cotangents)
+
+
 def _says_unchecked(eqn: Eqn) -> bool:
     """Return whether a location names a `psum` as programs without type checks do."""
     bodies = [e for inner in sub_jaxprs(eqn) for e in equations(inner)]
@@ -287,7 +314,7 @@ def _jit(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Va
 
 def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
     """A function with a derivative rule, both retraced."""
-    if not is_on_shards():
+    if not is_on_shards() and not has_meshes(eqn.params["call_jaxpr"]):
         return bind_equation(eqn, operands)
     try:
         rule = retracer.rule_of(eqn)
@@ -306,6 +333,28 @@ def _custom_jvp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequ
         return results, with_float0(found, eqn.outvars)
 
     function.defjvp(jvp)
+    return function(*operands)
+
+
+def _custom_vjp(retracer: MeshRetracer, eqn: Eqn, operands: list[Value]) -> Sequence[Value]:
+    """A function with a rule for reverse mode, both retraced."""
+    program = eqn.params["call_jaxpr"]
+    if is_on_shards() or not has_meshes(program):
+        return bind_equation(eqn, operands)
+    moved = dataclasses.replace(retracer, _calls={}, _around=[])
+    smooth = [i for i, v in enumerate(eqn.invars) if is_differentiable(v.aval)]
+
+    @jax.custom_vjp
+    def function(*values: Value) -> list[Value]:
+        return moved(program, values)
+
+    def back(values: Sequence[Value], cotangents: Sequence[Value]) -> tuple[Value, ...]:
+        pairs = zip(eqn.outvars, cotangents, strict=True)
+        given = [t for v, t in pairs if is_differentiable(v.aval)]
+        pulled = moved(vjp_of(eqn, [v.aval for v in eqn.invars]), [*values, *given])
+        return tuple(with_values([None] * len(values), smooth, pulled))
+
+    function.defvjp(lambda *values: (function(*values), values), back)
     return function(*operands)
 
 
@@ -341,6 +390,7 @@ _RULES: dict[str, Callable[..., Sequence[Value]]] = {
     "while": MeshRetracer.while_loop,
     "cond": MeshRetracer.cond,
     "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
     "psum": _reduction(lax.psum),
     "psum_invariant": _reduction(lax.psum),
     "pmax": _reduction(lax.pmax),

@@ -140,6 +140,32 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
     return total
 
 
+def operations(size: DimSize) -> Iterator[tuple[str, Sequence[DimSize]]]:
+    """The operations in a size, each with its operands."""
+    for _, factors in dim_terms(size):
+        for factor, _ in factors:
+            if not isinstance(factor, str):
+                yield factor
+                for operand in factor[1]:
+                    yield from operations(operand)
+
+
+def numbers_of(size: DimSize) -> set[int]:
+    """The absolute values of the numbers in a size."""
+    parts = [size, *(o for _, operands in operations(size) for o in operands)]
+    return {abs(coefficient) for part in parts for coefficient, _ in dim_terms(part)}
+
+
+def comparisons(size: DimSize, values: Mapping[str, DimSize]) -> list[int]:
+    """How the operands of each operation in a size compare; whether they reach a divisor."""
+    found: list[int] = []
+    for operation, operands in operations(size):
+        one, two = (evaluate(o, values) for o in operands)
+        is_division = operation in ("floordiv", "mod")
+        found.append(one >= two if is_division else (one > two) - (one < two))
+    return found
+
+
 def solve(
     shapes: Iterable[Sequence[DimSize]], given: Iterable[Sequence[DimSize]]
 ) -> dict[str, DimSize] | None:

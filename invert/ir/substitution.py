@@ -6,7 +6,7 @@ or recovered again for a new size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
@@ -23,7 +23,16 @@ from invert._private.jax import (
 from invert.ir.avals import is_differentiable
 from invert.ir.interpret import interpret
 from invert.ir.jaxprs import equations, tuple_like, with_values
-from invert.ir.sizes import DimSize, conditions_on, evaluate, is_open, variables
+from invert.ir.sizes import (
+    DimSize,
+    comparisons,
+    conditions_on,
+    dimensions,
+    evaluate,
+    is_open,
+    numbers_of,
+    variables,
+)
 from invert.ir.traced_form import rule_of
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Params, Value, Var
 
@@ -31,8 +40,9 @@ from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Params
 _SAMPLES = ((3, 5, 2, 7, 4), (8, 4, 16, 2, 12), (1, 1, 1, 1, 1), (17, 11, 13, 19, 23))
 # Larger ones, if the conditions on the dimensions rule those out.
 _LARGE = ((64, 64, 64, 64, 64), (128, 96, 160, 80, 112), (1024, 512, 768, 640, 896))
-# For the dimensions of expressions that have one value at all smaller sizes.
+# For expressions that behave otherwise at larger sizes, as `n // 64`; so do numbers in them.
 _LARGER = (64, 128, 1024)
+_LARGEST, _HUGE = 4096, 1 << 40
 
 
 def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
@@ -40,13 +50,8 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
 
     **Raises:** `InvertError` if none of them meets the conditions, since nothing can be run then.
     """
-    jaxpr = open_jaxpr(program)
-    made = list(equations(jaxpr))
-    held: list[Var] = [*jaxpr.invars, *(v for eqn in made for v in eqn.outvars)]
-    read = [eqn.params["dim"] for eqn in made if eqn.primitive is dim_as_value_p]
-    # A part of a program may lack the array whose size it uses.
-    sizes = variables([*(n for v in held for n in getattr(v.aval, "shape", ())), *read])
-    if not sizes:
+    read = sizes_read(program)
+    if not (sizes := variables(read)):
         return [{}]
     names = [str(n) for n in sizes]
     conditions = conditions_on(sizes)
@@ -60,13 +65,36 @@ def samples(program: AnyJaxpr) -> list[dict[str, DimSize]]:
 
     if not (chosen := fitting(_SAMPLES) or fitting(_LARGE)[:1]):
         raise InvertError("none of the sizes tried meets the conditions on its open dimensions")
-    for size in dict.fromkeys(read) if len(chosen) > 1 else ():
-        value = evaluate(size, chosen[0])
-        if all(evaluate(size, values) == value for values in chosen):  # as `max(n // 64, 1)`
-            own = [str(n) for n in variables([size])]
-            larger = (chosen[0] | dict.fromkeys(own, n) for n in _LARGER)
-            chosen += [v for v in filter(meets, larger) if evaluate(size, v) != value][:1]
+    for size in unreached(read, chosen) if len(chosen) > 1 else ():
+        numbers = sorted({*_LARGER, *(k * n for n in numbers_of(size) for k in (1, 2))})
+        tried = (chosen[0] | _all(size, n) for n in numbers if n <= _LARGEST)
+        chosen += [v for v in filter(meets, tried) if not unreached([size], [v])][:1]
     return chosen
+
+
+def sizes_read(program: AnyJaxpr) -> list[DimSize]:
+    """The open sizes in a program, each once: those of its arrays, and those it computes with."""
+    jaxpr = open_jaxpr(program)
+    eqns = list(equations(jaxpr))
+    # A part of a program may lack the array whose size it uses.
+    read = [eqn.params["dim"] for eqn in eqns if eqn.primitive is dim_as_value_p]
+    held: list[Var] = [*jaxpr.invars, *(v for eqn in eqns for v in eqn.outvars)]
+    read += [n for v in held for n in getattr(v.aval, "shape", ())]
+    return list(dict.fromkeys(filter(is_open, read)))
+
+
+def unreached(sizes: Iterable[DimSize], chosen: Sequence[Mapping[str, DimSize]]) -> list[DimSize]:
+    """The sizes that behave otherwise at large values, as `n // 2000`, than at those chosen."""
+
+    def differs(size: DimSize) -> bool:
+        wanted = comparisons(size, _all(size, _HUGE))
+        return all(comparisons(size, values) != wanted for values in chosen)
+
+    return list(filter(differs, sizes))
+
+
+def _all(size: DimSize, value: int) -> dict[str, DimSize]:
+    return dict.fromkeys(dimensions(size), value)
 
 
 def _holds(condition: tuple[DimSize, str, DimSize], values: Mapping[str, DimSize]) -> bool:

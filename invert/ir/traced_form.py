@@ -40,7 +40,7 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import kinds
-from invert.ir.avals import is_differentiable, is_key, is_weak, type_of
+from invert.ir.avals import is_key, is_weak, type_of
 from invert.ir.closed_over import in_order_of_use, typed, with_closed_over
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
@@ -53,7 +53,6 @@ from invert.ir.jaxprs import (
     map_jaxprs,
     with_equations,
     with_inlined,
-    with_values,
     without_empty,
 )
 from invert.ir.lookups import with_plain_lookups
@@ -61,7 +60,7 @@ from invert.ir.loops import ScanParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.merging import merge_equations
-from invert.ir.meshes import jvp_of
+from invert.ir.meshes import jvp_of, vjp_of
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, rewritten
 from invert.ir.size_slices import with_slices
@@ -748,24 +747,7 @@ def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
 
 def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
     avals = [type_of(v) for v in eqn.invars]
-    if eqn.primitive.name == "custom_jvp_call":
-        return jvp_of(eqn, avals, bind)
-    smooth = [i for i, a in enumerate(avals) if is_differentiable(a)]
-    outs = [v.aval for v in eqn.outvars]
-    places = [i for i, o in enumerate(outs) if is_differentiable(o)]
-
-    def vjp(*values: Value) -> list[Value]:
-        primals, cotangents = values[: len(avals)], values[len(avals) :]
-
-        def function(*xs: Value) -> list[Value]:
-            results = bind(eqn, with_values(primals, smooth, xs))
-            return [results[i] for i in places]
-
-        _, pull = jax.vjp(function, *(primals[i] for i in smooth))
-        return list(pull(list(cotangents)))
-
-    types = [jax.ShapeDtypeStruct(outs[i].shape, outs[i].dtype) for i in places]
-    return trace_closed(vjp, *avals, *types)
+    return (jvp_of if eqn.primitive.name == "custom_jvp_call" else vjp_of)(eqn, avals, bind)
 
 
 _NORMAL = {

@@ -65,6 +65,7 @@ class Specialization:
     - `shapes`: those of the flat arguments.
     - `names`: the names of the dimensions, by their names in the trace.
     - `constraints`: conditions on the open sizes under which the program equals the original.
+    - `reverse_only`: the gradients of the container that are kept for reverse mode only, in words.
     - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
     """
 
@@ -75,6 +76,7 @@ class Specialization:
     shapes: tuple[Shape, ...] = ()
     names: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
+    reverse_only: tuple[str, ...] = ()
     settled: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
     _sized: dict[Hashable, Specialization] = dataclasses.field(default_factory=dict)
 
@@ -137,9 +139,8 @@ class Specialization:
     def _explain(self, error: TypeError) -> None:
         """Name the kept gradients in JAX's error for forward mode, which names no function."""
         if "custom_vjp" in str(error):
-            for line in self.report.gradients:
-                if "kept as custom_vjp" in line:
-                    error.add_note(f"A gradient of the container has reverse mode only: {line}")
+            for line in self.reverse_only:
+                error.add_note(f"A gradient of the container has reverse mode only: {line}")
 
 
 def _pattern(shapes: Sequence[Sequence[int | str]]) -> Hashable:

@@ -259,6 +259,53 @@ def test_variables_of_recomputed_layers() -> None:
     np.testing.assert_allclose(ours, tape.gradient(loss, weights), rtol=1e-5, atol=1e-6)
 
 
+def test_values_that_a_function_closes_over_have_no_derivative() -> None:
+    """As in TensorFlow, also where the gradient of the arguments is that of autodiff."""
+
+    @tf.function(input_signature=[tf.TensorSpec([3, 4]), tf.TensorSpec([4, 4])], autograph=False)
+    def fn(x: Any, w: Any) -> Any:
+        mixed = tf.tanh(w)
+
+        @tf.custom_gradient
+        def product(x: Any) -> Any:
+            return x @ mixed, lambda dy: dy @ tf.transpose(mixed)
+
+        recomputed = tf.recompute_grad(lambda x: tf.sin(x @ w))
+        return tf.reduce_sum(product(x) ** 2) + tf.reduce_sum(recomputed(x)) + tf.reduce_sum(w)
+
+    w = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    module = invert.convert(fn)
+    assert [m.split(": ")[-1] for m in module.report.gradients] == [
+        "agrees with autodiff numerically, which stops at values that it closes over"
+    ] * 2
+    with tf.GradientTape() as tape:
+        given = tf.constant(X), tf.constant(w)
+        tape.watch(given)
+        loss = fn(*given)
+    wanted = tape.gradient(loss, given)
+    for either in (module, module.model):
+        found = jax.grad(lambda x, w, f=either: f(x, w), argnums=(0, 1))(X, w)
+        for ours, theirs in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_that_reshapes_to_a_size_around_it() -> None:
+    def fn(x: Any) -> Any:
+        count = tf.shape(x)[0]
+
+        @tf.custom_gradient
+        def rows(y: Any) -> Any:
+            return tf.reshape(y, [count, -1]), lambda dy: 3 * tf.reshape(dy, [count, 2, 2])
+
+        return tf.reduce_sum(tf.sin(rows(x)))
+
+    open_x = tf.TensorSpec([None, 2, 2])
+    module = invert.convert(tf.function(fn, autograph=False, input_signature=[open_x]))
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 2, 2)
+    for either in (module, module.model):
+        np.testing.assert_allclose(jax.grad(either)(x), 3 * np.cos(x), rtol=1e-5)
+
+
 def blocks(count: int) -> Any:
     """Residual blocks, each with its own weights and a clipped gradient."""
     rng = np.random.default_rng(0)

@@ -152,7 +152,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 def test_vjp_of_an_artifact(name: str, order: int) -> None:
     f, args, message = PROGRAMS[name]
     module = invert.from_exported(stored(f, *args, order=order))
-    (told,) = [m for m in module.report.gradients if "second derivative" not in m]
+    (told,) = [m for m in module.report.gradients if not m.startswith("second derivative")]
     assert message in told
     np.testing.assert_allclose(slope(module, *args), slope(f, *args), rtol=1e-5, atol=1e-6)
 
@@ -205,6 +205,62 @@ FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
         0,
         1e4 * X,
     ),
+    "bounds of each step": (
+        lambda x, n, dy: lax.scan(
+            lambda c, b: (jnp.where(jnp.abs(c) > b.sum(), 0, c), None), dy, BOUNDS[:, None]
+        )[0],
+        X,
+        0,
+        1e3 * X,
+    ),
+    "number in a loop": (
+        lambda x, n, dy: lax.fori_loop(0, 3, lambda _, c: jnp.where(n > 1000, 0.9 * c, c), dy),
+        X,
+        2000,
+        X,
+    ),
+    "number carried by a loop": (
+        lambda x, n, dy: lax.fori_loop(
+            0, 3, lambda _, c: (jnp.where(c[1] > 1000, 0.9 * c[0], c[0]), c[1] + 1), (dy, n)
+        )[0],
+        X,
+        2000,
+        X,
+    ),
+    "bound carried by a loop": (
+        lambda x, n, dy: lax.fori_loop(
+            0, 2, lambda _, c: (jnp.where((c[0] ** 2).sum() > c[1], 0, c[0]), c[1]), (dy, 1e8)
+        )[0],
+        X,
+        0,
+        1e5 * X,
+    ),
+    "number of steps": (
+        lambda x, n, dy: lax.fori_loop(0, n // 1000, lambda _, c: 0.5 * c, dy),
+        X,
+        2500,
+        X,
+    ),
+    "zero in a loop": (
+        lambda x, n, dy: lax.fori_loop(0, 2, lambda _, c: jnp.where(c == 0, 1e-3, c), dy),
+        X,
+        0,
+        X.at[1].set(0),
+    ),
+    "rounding in a loop": (
+        lambda x, n, dy: lax.fori_loop(0, 2, lambda _, c: jnp.round(4096 * c) / 4096, dy),
+        X,
+        0,
+        1.1e-3 * X,
+    ),
+    "branch of a loop": (
+        lambda x, n, dy: lax.fori_loop(
+            0, 2, lambda _, c: lax.cond(n > 1000, lambda c: 0.5 * c, lambda c: c, c), dy
+        ),
+        X,
+        2000,
+        X,
+    ),
 }
 
 
@@ -219,16 +275,22 @@ def test_a_rule_that_differs_where_no_random_number_goes(name: str) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda x, n, dy: dy / jnp.maximum(1, x.shape[0] // 64),
-        lambda x, n, dy: dy * jnp.where(jnp.asarray(x.shape[0]) > 100, 0.5, 1.0),
-    ],
-    ids=["quotient", "threshold"],
-)
-def test_a_rule_that_differs_at_large_open_sizes(rule: RuleOfTwo) -> None:
-    f, number, x = with_rule(rule), jnp.int32(0), jnp.linspace(-1, 1, 200, dtype=jnp.float32)
+LARGE_SIZES: dict[str, tuple[RuleOfTwo, int]] = {
+    "quotient": (lambda x, n, dy: dy / jnp.maximum(1, x.shape[0] // 64), 200),
+    "threshold": (lambda x, n, dy: dy * jnp.where(jnp.asarray(x.shape[0]) > 100, 0.5, 1), 200),
+    "large quotient": (lambda x, n, dy: dy / jnp.maximum(1, x.shape[0] // 2000), 4500),
+    "quotient beyond all samples": (
+        lambda x, n, dy: dy / jnp.maximum(1, x.shape[0] // 100_000),
+        250_000,
+    ),
+    "slice": (lambda x, n, dy: dy.at[: x.shape[0] // 3000].set(0), 6001),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_SIZES)
+def test_a_rule_that_differs_at_large_open_sizes(name: str) -> None:
+    rule, size = LARGE_SIZES[name]
+    f, number, x = with_rule(rule), jnp.int32(0), jnp.linspace(-1, 1, size, dtype=jnp.float32)
     open_x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), jnp.float32)
     module = invert.from_exported(stored(f, open_x, number))
     assert "kept as" in module.report.gradients[0]
@@ -252,6 +314,24 @@ def test_conditions_in_common_need_not_be_met() -> None:
     scaled.defvjp(lambda x, n: (scaled(x, n), (x, n)), back)
     module = invert.from_exported(stored(scaled, X, jnp.int32(0)))
     assert "agrees with autodiff numerically" in module.report.gradients[0]
+
+
+def test_conditions_of_different_arguments_are_not_in_common() -> None:
+    @jax.custom_vjp
+    def scaled(x: Any, n: Any, m: Any) -> Any:
+        return x * jnp.where(n > 1000, 0.1, 1.0)
+
+    def back(kept: Any, dy: Any) -> Any:
+        n, m = kept
+        none = np.zeros(n.shape, jax.dtypes.float0)
+        factor = jnp.where(n > 1000, 0.1, 1.0) * jnp.where(m > 1000, 0.5, 1.0)
+        return factor * dy, none, none
+
+    scaled.defvjp(lambda x, n, m: (scaled(x, n, m), (n, m)), back)
+    few, many = jnp.int32(0), jnp.int32(2000)
+    module = invert.from_exported(stored(scaled, X, few, few))
+    for n, m in ((few, few), (few, many), (many, few), (many, many)):
+        np.testing.assert_array_equal(slope(module, X, n, m), slope(scaled, X, n, m))
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(jnp.bfloat16, 0.9), (jnp.float16, 0.99)])
@@ -333,11 +413,43 @@ def test_second_derivative() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@jax.custom_jvp
+def cosine(x: Any) -> Any:
+    return jnp.cos(x)
+
+
+@jax.custom_jvp
+def sine(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+cosine.defjvp(lambda x, t: (cosine(*x), -2 * sine(*x) * t[0]))
+sine.defjvp(lambda x, t: (sine(*x), cosine(*x) * t[0]))
+
+
+def test_a_rule_in_a_gradient_that_is_that_of_autodiff() -> None:
+    module = invert.from_exported(stored(sine, X, order=2))
+    assert "its own derivative differs from autodiff" in module.report.gradients[-1]
+    for either in (module, module.model):
+        np.testing.assert_allclose(slope(either, X), slope(sine, X), rtol=1e-5)
+        twice = [jax.grad(lambda x, f=f: slope(f, x).sum())(X) for f in (either, sine)]
+        np.testing.assert_allclose(*twice, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["stop_gradient", "promises", "nothing recomputed"])
+def test_changes_that_suffice_for_second_derivatives(name: str) -> None:
+    f, args, message = PROGRAMS[name]
+    (told,) = invert.from_exported(stored(f, *args, order=2)).report.gradients
+    assert message in told
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_report_says_that_rules_of_higher_derivatives_were_not_stored(order: int) -> None:
     told = invert.from_exported(stored(seven, X, order=order)).report.gradients
     missing = "higher derivatives are autodiff of the gradient, whose own rules were not stored"
     assert any(missing in line for line in told) == (order == 1)
+    stored_too = "second derivatives are those of the container"
+    assert any(stored_too in line for line in told) == (order == 2)
 
 
 def test_ignored() -> None:

@@ -328,6 +328,37 @@ for run in (module, module.model):
 """
 
 
+def test_kept_rules_on_devices() -> None:
+    _python(_KEPT_RULES, devices=4)
+
+
+_KEPT_RULES = """
+import jax, jax.export, jax.numpy as jnp, numpy as np, invert
+from jax.sharding import AxisType, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
+@jax.custom_vjp
+def clipped(x):
+    return x + 0.5
+clipped.defvjp(lambda x: (clipped(x), None), lambda _, dy: (jnp.clip(dy, -0.1, 0.1),))
+@jax.custom_jvp
+def tripled(x):
+    return jnp.sin(x)
+tripled.defjvp(lambda x, t: (tripled(*x), 3 * t[0] * jnp.cos(x[0])))
+def on_shards(inner):
+    def body(x, w):
+        return inner(x @ w) * jax.lax.psum(x, "i")
+    specs = P("i", None), P(None, None)
+    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("i", None))
+rng = np.random.default_rng(0)
+x, w, dy = (rng.normal(size=s).astype(np.float32) for s in ((8, 4), (4, 4), (8, 4)))
+for f in (on_shards(clipped), on_shards(tripled), lambda x, w: clipped(on_shards(jnp.sin)(x, w))):
+    module = invert.from_exported(bytes(jax.export.export(jax.jit(f))(x, w).serialize(vjp_order=1)))
+    assert "kept as" in module.report.gradients[0]
+    for got, want in zip(jax.vjp(module, x, w)[1](dy), jax.vjp(f, x, w)[1](dy), strict=True):
+        assert np.allclose(got, want, atol=1e-5), (got, want)
+"""
+
+
 def test_annotation_types() -> None:
     mesh = shardings.mesh_of((2, 4), ("x", "y"))
     assert mesh.axis_types == (AxisType.Auto,) * 2
