@@ -10,9 +10,10 @@ import numpy as np
 from invert._private.jax import ShapedArray, close_like, open_jaxpr, rename
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph
+from invert.ir.jaxprs import map_jaxprs, with_equations
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.merging import atom_key, merge_equations
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 
 def with_closed_over(eqn: Eqn) -> Eqn:
@@ -47,7 +48,23 @@ def with_closed_over(eqn: Eqn) -> Eqn:
             return eqn
 
 
-def closes_over_number(eqn: Eqn) -> bool:
+def with_numbers_inside(closed: J) -> J:
+    """Move the numbers that loops and branches close over into them.
+
+    The result is `closed` itself if there are none.
+    """
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        moved = (with_closed_over(e) if _closes_over_number(e) else e for e in jaxpr.eqns)
+        return with_equations(jaxpr, [*moved])
+
+    # Inner programs come first, so those that have got numbers now follow in the next round.
+    while (new := map_jaxprs(closed, one)) is not closed:
+        closed = new
+    return new
+
+
+def _closes_over_number(eqn: Eqn) -> bool:
     """Return whether a loop or branch takes a number for all of its steps."""
     match eqn.primitive.name:
         case "scan":

@@ -42,10 +42,10 @@ from invert._private.jax import (
 from invert.ir import kinds
 from invert.ir.avals import is_differentiable, is_key, is_weak, type_of
 from invert.ir.closed_over import (
-    closes_over_number,
     in_order_of_use,
     typed,
     with_closed_over,
+    with_numbers_inside,
 )
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
@@ -144,33 +144,20 @@ def strong(closed: J) -> J:
     None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
     adds or removes axes of size one becomes a broadcast or a squeeze.
     """
-    computed = _with_numbers_inside(closed)
-    simple = map_jaxprs(computed, lambda jaxpr: _composed(_with_bounds(jaxpr)))
+    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
     typed = map_jaxprs(canonicalize(simple), _strengthened)
     return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
 
 
-def _with_numbers_inside(closed: J) -> J:
+def _with_numbers(closed: J) -> J:
     """Inline wrappers and compute numbers, with those that loops and branches close over.
 
     Text writes such a number at each use, where JAX computes with it while it traces.
     """
-    moves = False
-
-    def moved(eqn: Eqn) -> Eqn:
-        nonlocal moves
-        if not closes_over_number(eqn):
-            return eqn
-        moves = True
-        return with_closed_over(eqn)
-
-    def one(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = unwrapped(jaxpr)
-        return with_equations(jaxpr, [moved(e) for e in jaxpr.eqns])
-
-    new = map_jaxprs(closed, one)
-    # Inner programs come first, so the numbers that have moved into them are computed next.
-    return _with_numbers_inside(new) if moves else new
+    computed = map_jaxprs(closed, unwrapped)
+    while (inside := with_numbers_inside(computed)) is not computed:
+        computed = map_jaxprs(inside, unwrapped)
+    return computed
 
 
 _NUMBERED = frozenset(("_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide"))

@@ -254,6 +254,17 @@ def test_a_number_that_is_closed_over_is_computed_with(run: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, module.model(x), jax.jit(f)(x))
 
 
+def test_ones_that_a_loop_closes_over_are_no_divisor() -> None:
+    def f(x: Any) -> Any:  # the likelihood of a hidden Markov model
+        mean, scale = jnp.arange(3.0), jnp.ones(3)
+        return lax.scan(lambda c, a: (c + ((a[:, None] - mean) / scale) ** 2, c), x, x.T[..., :2])
+
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    module = invert.from_exported(jax.export.export(jax.jit(f))(x))
+    assert " / " not in module.emit(loader=False).source
+    jax.tree.map(np.testing.assert_array_equal, module.model(x), jax.jit(f)(x))
+
+
 def _simplified(fn: Any, *avals: Any) -> Any:
     return open_jaxpr(simplify(trace_closed(fn, *avals)))
 
