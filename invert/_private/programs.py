@@ -226,11 +226,15 @@ def bind_scan(
     reverse: bool,
 ) -> list[Value]:
     """The results of a `scan` over a program of `consts`, the carry and one row of each of `xs`."""
-    counts = {"num_consts": len(consts), "num_carry": len(init)}
-    if _TREES:
-        parts = [_TREES.nones(len(values)) for values in (consts, init, xs)]
-        ys = _TREES.nones(len(body.outvars) - len(init))
-        kept = ys.filter_with_mask([True] * len(ys))
-        counts = {"ft_in": _TREES.pack(tuple(parts)), "ft_out": _TREES.pack((parts[1], kept))}
+    counts = scan_counts(len(consts), len(init), len(xs), len(body.outvars) - len(init))
     params = {"jaxpr": close(body, ()), "length": length, "reverse": reverse, "unroll": 1, **counts}
     return lax.scan_p.bind(*consts, *init, *xs, **params)
+
+
+def scan_counts(consts: int, carry: int, xs: int, ys: int) -> Params:
+    """The parameters of a `scan` that tell its operands and results apart."""
+    if not _TREES:
+        return {"num_consts": consts, "num_carry": carry}
+    parts = [_TREES.nones(count) for count in (consts, carry, xs)]
+    kept = _TREES.nones(ys).filter_with_mask([True] * ys)
+    return {"ft_in": _TREES.pack(tuple(parts)), "ft_out": _TREES.pack((parts[1], kept))}

@@ -55,11 +55,12 @@ from invert.emission.recovered import Recovered
 from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
 from invert.ir import associative_scans, kinds, meshes, traced_form
+from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import map_jaxprs
+from invert.ir.jaxprs import map_jaxprs, names_in
 from invert.ir.size_values import with_size_values
 from invert.ir.types import Eqn, Jaxpr, Var
-from invert.ir.written_form import as_written
+from invert.ir.written_form import as_written, without_neutral
 
 # What Keras calls models without a name.
 _UNNAMED = ("Sequential", "Functional")
@@ -99,7 +100,7 @@ def emit_methods(
     **Raises:** `EmissionError` if no text traces to the programs.
     """
     recovered = {
-        name: dataclasses.replace(r, program=map_jaxprs(r.program, as_written))
+        name: dataclasses.replace(r, program=_as_written(r.program))
         for name, r in recovered.items()
     }
     if len(recovered) == 1:
@@ -518,6 +519,20 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     by_id = {id(e): e for e in graph.eqns}
     groups = idioms.find(graph, file)
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
+
+
+def _as_written(program: Jaxpr) -> Jaxpr:
+    """The program in the form of text, also where loops close over numbers or arrays of them."""
+    program = map_jaxprs(with_numbers_inside(program), as_written)
+    if _LOOPS.isdisjoint(names_in(program)):
+        return program
+    # Arrays that repeat a number have moved into bodies, where operations may be neutral now.
+    strong = traced_form.strong(program)
+    plain = map_jaxprs(strong, without_neutral)
+    return program if plain is strong else plain
+
+
+_LOOPS = frozenset(("scan", "while", "cond"))
 
 
 def _tidy(recovered: Recovered) -> Jaxpr:

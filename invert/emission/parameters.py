@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import jax
@@ -18,6 +19,7 @@ from invert.emission.recovered import Recovered, constant_name
 from invert.emission.sizes.program import Program
 from invert.ir import kinds
 from invert.ir.graph import is_number, is_var
+from invert.ir.sizes import DimSize
 from invert.ir.types import Eqn, Jaxpr, Value, Var
 
 # The rows by which a table is known.
@@ -89,7 +91,11 @@ class Parameters:
         every = list(jaxprs)
         users, computed = _users(every), _computed(every)
         uses = {v: name_by_use(v, users, computed) for v in self.values}
-        scales = {v for v, use in uses.items() if use in SCALES}
+        scales = {
+            v
+            for v, use in uses.items()
+            if use in SCALES and (len(v.aval.shape) < 2 or _scales_larger(v, users, v.aval.size))
+        }
         added = {
             v
             for v, use in uses.items()
@@ -171,6 +177,31 @@ def _is_beside_one(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:
     return bool(own) and all(
         e.primitive.name == "add" and any(is_number(a, 1) for a in e.invars) for e in own
     )
+
+
+def _scales_larger(v: Var, users: Mapping[Var, Sequence[Eqn]], size: int) -> bool:
+    """Return whether an array only scales larger ones, whose rows are not summed next.
+
+    So do the factors of a normalization over several axes, but not a kernel that is masked, or
+    whose product is written as a sum.
+    """
+    own = users.get(v, ())
+    if own and all(e.primitive.name in kinds.LAYOUT for e in own):
+        return all(_scales_larger(e.outvars[0], users, size) for e in own)
+
+    def scales(eqn: Eqn) -> bool:
+        (out,) = eqn.outvars if eqn.primitive.name == "mul" else (None,)
+        if out is None or not all(map(is_var, eqn.invars)):
+            return False
+        summed = any(e.primitive.name == "reduce_sum" for e in users.get(out, ()))
+        return not summed and not _is_at_most(out.aval.shape, size)
+
+    return bool(own) and all(map(scales, own))
+
+
+def _is_at_most(shape: Sequence[DimSize], size: int) -> bool:
+    """Return whether an array of fixed shape has no more elements than a number."""
+    return all(isinstance(n, int) for n in shape) and math.prod(shape) <= size
 
 
 def _is_several(v: Var, users: Mapping[Var, Sequence[Eqn]]) -> bool:

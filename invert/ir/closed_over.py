@@ -10,17 +10,22 @@ import numpy as np
 from invert._private.jax import ShapedArray, close_like, open_jaxpr, rename
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph
-from invert.ir.loops import CondParts, WhileParts
+from invert.ir.jaxprs import map_jaxprs, with_equations
+from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.merging import atom_key, merge_equations
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 
 def with_closed_over(eqn: Eqn) -> Eqn:
-    """A `while` or `cond` whose closed-over operands are distinct and in order of use.
+    """A loop or branch whose closed-over operands are distinct and in order of use.
 
     The result is the equation itself if they are already, or if it is neither.
     """
     match eqn.primitive.name:
+        case "scan":
+            p = ScanParts.of(eqn)
+            (body,), held = in_order_of_use([p.body], p.consts)
+            return eqn if body is p.body else p.closing_over(eqn, body, held)
         case "while":
             p = WhileParts.of(eqn)
             (cond,), tested = in_order_of_use([p.cond], p.cond_consts)
@@ -41,6 +46,37 @@ def with_closed_over(eqn: Eqn) -> Eqn:
             )
         case _:
             return eqn
+
+
+def with_numbers_inside(closed: J) -> J:
+    """Move the numbers that loops and branches close over into them.
+
+    The result is `closed` itself if there are none.
+    """
+
+    def one(jaxpr: Jaxpr) -> Jaxpr:
+        moved = (with_closed_over(e) if _closes_over_number(e) else e for e in jaxpr.eqns)
+        return with_equations(jaxpr, [*moved])
+
+    # Inner programs come first, so those that have got numbers now follow in the next round.
+    while (new := map_jaxprs(closed, one)) is not closed:
+        closed = new
+    return new
+
+
+def _closes_over_number(eqn: Eqn) -> bool:
+    """Return whether a loop or branch takes a number for all of its steps."""
+    match eqn.primitive.name:
+        case "scan":
+            closed_over = ScanParts.of(eqn).consts
+        case "while":
+            parts = WhileParts.of(eqn)
+            closed_over = [*parts.cond_consts, *parts.body_consts]
+        case "cond":
+            closed_over = CondParts.of(eqn).operands
+        case _:
+            return False
+    return any(isinstance(a, Literal) for a in closed_over)
 
 
 def in_order_of_use(

@@ -16,7 +16,7 @@ from invert._private.jax import (
     scan_layout,
     trace_closed,
 )
-from invert._private.programs import close
+from invert._private.programs import close, scan_counts
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
 
 _T = TypeVar("_T")
@@ -101,6 +101,17 @@ class ScanParts:
     def split(self, values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
         """Values for the operands, as `consts`, `init` and `xs`."""
         return _split(values, len(self.consts), len(self.init))
+
+    def closing_over(self, eqn: Eqn, body: AnyJaxpr, kept: Sequence[int]) -> Eqn:
+        """The equation with a body that takes only some of its constants."""
+        params = {**eqn.params, "jaxpr": body}
+        if "num_consts" in params:
+            params["num_consts"] = len(kept)
+        else:
+            carry, xs = len(self.init), len(self.xs)
+            params |= scan_counts(len(kept), carry, xs, len(eqn.outvars) - carry)
+        consts = [self.consts[i] for i in kept]
+        return eqn.replace(params=params, invars=[*consts, *self.init, *self.xs])
 
 
 @dataclasses.dataclass(frozen=True)

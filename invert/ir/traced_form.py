@@ -41,7 +41,12 @@ from invert._private.jax import (
 )
 from invert.ir import kinds
 from invert.ir.avals import is_key, is_weak, type_of
-from invert.ir.closed_over import in_order_of_use, typed, with_closed_over
+from invert.ir.closed_over import (
+    in_order_of_use,
+    typed,
+    with_closed_over,
+    with_numbers_inside,
+)
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
@@ -138,9 +143,20 @@ def strong(closed: J) -> J:
     None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
     adds or removes axes of size one becomes a broadcast or a squeeze.
     """
-    simple = map_jaxprs(closed, lambda jaxpr: _composed(_with_bounds(unwrapped(jaxpr))))
+    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
     typed = map_jaxprs(canonicalize(simple), _strengthened)
     return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+
+
+def _with_numbers(closed: J) -> J:
+    """Inline wrappers and compute numbers, with those that loops and branches close over.
+
+    Text writes such a number at each use, where JAX computes with it while it traces.
+    """
+    computed = map_jaxprs(closed, unwrapped)
+    while (inside := with_numbers_inside(computed)) is not computed:
+        computed = map_jaxprs(inside, unwrapped)
+    return computed
 
 
 _NUMBERED = frozenset(("_var", "_std", "leaky_relu", "elu", "celu", "remainder", "floor_divide"))
@@ -609,14 +625,9 @@ def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
 
 
 def _scan(eqn: Eqn, depth: int) -> Eqn:
-    parts = ScanParts.of(eqn)
-    (jaxpr,), kept = in_order_of_use([parts.body], parts.consts)
-    params = {**plain_params(eqn.params), "jaxpr": jaxpr}
-    for name in ("num_consts", "linear"):
-        params.pop(name, None)
-    return eqn.replace(
-        params=params, invars=[*(parts.consts[i] for i in kept), *parts.init, *parts.xs]
-    )
+    eqn = with_closed_over(eqn)
+    params = {n: value for n, value in plain_params(eqn.params).items() if n != "num_consts"}
+    return eqn.replace(params=params)
 
 
 def _while_or_cond(eqn: Eqn, depth: int) -> Eqn:

@@ -142,6 +142,25 @@ def test_wide_arrays_are_made_wide_without_x64() -> None:
     assert any(np.array_equal(leaf, table) for leaf in jax.tree_util.tree_leaves(new))
 
 
+def test_factors_of_several_axes_are_ones() -> None:
+    """Those of a normalization, unlike a kernel that is masked or multiplied by hand."""
+
+    def run(scale: Any, masked: Any, summed: Any, x: Any) -> Any:
+        x = x / jnp.sqrt(jnp.mean(x**2, axis=(1, 2), keepdims=True)) * scale
+        y = x @ (masked * jnp.tri(4, dtype=jnp.float32))
+        return jnp.sum(jnp.tanh(y)[..., None] * summed, axis=2)
+
+    shapes = {"norm/weight": (3, 4), "linear/weight": (4, 4), "hand/weight": (4, 2)}
+    params = {
+        n: np.cos(np.arange(np.prod(s), dtype=np.float32)).reshape(s) for n, s in shapes.items()
+    }
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 3, 4)
+    new = _new(_emission(run, params, x))
+    arrays = {jax.tree_util.keystr(p): v for p, v in jax.tree_util.tree_leaves_with_path(new)}
+    ones = {v.shape: np.array_equal(v, np.ones(v.shape)) for v in arrays.values()}
+    assert ones == {(3, 4): True, (4, 4): False, (4, 2): False}
+
+
 def test_constants_with_a_role_begin_as_others_of_it() -> None:
     """Positions are summands of a table, and frequencies are factors."""
     random = np.random.default_rng(0)

@@ -229,6 +229,42 @@ def test_one_operand_of_a_loop_under_two_names() -> None:
     assert traced_form.difference(named, once) is None
 
 
+def _loop(step: Any, x: Any) -> Any:
+    return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, step(s[1])), (0, x))[1]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda step, x: lax.scan(lambda x, i: (step(x) * i, x), x, jnp.arange(4.0)),
+        _loop,
+        lambda step, x: lax.cond(jnp.sum(x) > 0, step, lambda x: step(x) + 1, x),
+        lambda step, x: _loop(lambda x: _loop(step, x), x),
+    ],
+)
+def test_a_number_that_is_closed_over_is_computed_with(run: Any) -> None:
+    """A solver's direction of time, say, which JAX converts in each step of the export."""
+
+    def f(x: Any) -> Any:
+        sign = jnp.where(np.float32(0.5) < np.float32(0), 1, -1)
+        return run(lambda x: x + jnp.sin(x) * sign.astype(jnp.float32), x)
+
+    x = np.linspace(-1, 1, 6, dtype=np.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(f))(x))
+    jax.tree.map(np.testing.assert_array_equal, module.model(x), jax.jit(f)(x))
+
+
+def test_ones_that_a_loop_closes_over_are_no_divisor() -> None:
+    def f(x: Any) -> Any:  # the likelihood of a hidden Markov model
+        mean, scale = jnp.arange(3.0), jnp.ones(3)
+        return lax.scan(lambda c, a: (c + ((a[:, None] - mean) / scale) ** 2, c), x, x.T[..., :2])
+
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    module = invert.from_exported(jax.export.export(jax.jit(f))(x))
+    assert " / " not in module.emit(loader=False).source
+    jax.tree.map(np.testing.assert_array_equal, module.model(x), jax.jit(f)(x))
+
+
 def _simplified(fn: Any, *avals: Any) -> Any:
     return open_jaxpr(simplify(trace_closed(fn, *avals)))
 

@@ -428,6 +428,15 @@ def branches(x):
     return lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - x.shape[0], x)
 
 
+@program("b, 6")
+def number_and_size_in_a_branch(x):
+    def double(x):  # one constant, `[1]`, is both in the shape of the indices and a summand
+        i = jnp.arange(x.shape[0])[:, None]
+        return x.at[i, i % 6].multiply(2) + jnp.array([1])
+
+    return lax.cond(x.sum() > 0, lambda x: lax.cond(x[0, 0] > 0, double, jnp.sin, x), double, x)
+
+
 @program("b, t", "i:")
 def switched(x, i):
     return lax.switch(i, [lambda x: x, lambda x: x[::-1], lambda x: x * x.shape[1]], x)

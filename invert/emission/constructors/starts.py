@@ -33,7 +33,8 @@ class Starts:
 
     - `names`: names of the parameters.
     - `values`: the arrays of constants that are not weights.
-    - `scales`: parameters that arrays are multiplied by, element by element.
+    - `scales`: parameters that arrays are multiplied by, element by element; those of several axes
+        only scale larger arrays.
     - `held`: the parameters in the state.
     - `keras`: whether the program comes from Keras.
     - `lstm`: the biases of Keras's LSTMs, whose forget gates start at one.
@@ -75,7 +76,7 @@ class Starts:
             return "forget"
         if name in _ZEROS or v in self.beside_one:
             return "zeros"
-        if name in _ONES or (len(v.aval.shape) < 2 and v in self.scales):
+        if name in _ONES or v in self.scales:
             return "ones"
         if len(v.aval.shape) < 2 or v in self.held:
             return "zeros"

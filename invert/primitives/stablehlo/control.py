@@ -91,6 +91,9 @@ def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequenc
     arrays = [v for v in captured if not _stays_outside(v, ctx.env[v])]
     values = [ctx.env[v] for v in arrays]
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    outside = ctx.numbers
+    known = {v: x for v, x in zip(arrays, values, strict=True) if is_constant(x)}
+    ctx.numbers = outside | known
 
     def branch(region: ir.Region) -> ClosedJaxpr:
         def call(*args: Value) -> list[Value]:
@@ -103,6 +106,7 @@ def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequenc
         branches = [branch(region) for region in regions]
     finally:
         ctx.env.update(zip(arrays, values, strict=True))
+        ctx.numbers = outside
     passed = _passed_on(branches)
     kept = [i for i, source in enumerate(passed) if source is None]
     results = [None if source is None else values[source] for source in passed]

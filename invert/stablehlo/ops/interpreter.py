@@ -52,6 +52,8 @@ class Context:
     explicit: dict[int, int] = dataclasses.field(default_factory=dict)
     # results of constants that were decoded before their region
     hoisted: set[ir.Value] = dataclasses.field(default_factory=set)
+    # constants that a branch takes as arguments, where it makes shapes of them
+    numbers: dict[ir.Value, np.ndarray] = dataclasses.field(default_factory=dict)
     devices: Devices = dataclasses.field(default_factory=lambda: Devices({}))
     # the mesh on whose shards ops run; `None` if they run on whole values
     manual: ManualMesh | None = None
@@ -102,6 +104,8 @@ class Context:
                 if part is not None and op != part.exits[0]:
                     continue
                 operands = [] if part else [self._array(v, splats) for v in op.operands]
+                if self.numbers and not self.numbers.keys().isdisjoint(op.operands):
+                    operands = self._with_numbers(op, operands)
                 if name in _TERMINATORS:
                     return operands
                 found = _scopes(op_attributes.location_name(op.location))
@@ -192,6 +196,12 @@ class Context:
                 splats[v] = lax.broadcast_in_dim(scalar, value.shape, ())
             self.scalars[id(splats[v])] = (splats[v], scalar)
         return splats[v]
+
+    def _with_numbers(self, op: ir.Operation, operands: list[Value]) -> list[Value]:
+        """The operands, as known numbers where the op makes a shape of them."""
+        if not _assembles_shape(op):
+            return operands
+        return [self.numbers.get(v, x) for v, x in zip(op.operands, operands, strict=True)]
 
     def _with_broadcasts(
         self, names: tuple[str, ...], operands: Sequence[Value]
@@ -284,10 +294,7 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     """Return whether an op computes integers from sizes alone, in an array of static shape."""
     return (
         all(is_constant(x) for x in operands)
-        and (
-            any(isinstance(x, KnownSize) for x in operands)
-            or (_makes_shapes(operation) and is_shape(operation.results[0]))
-        )
+        and (any(isinstance(x, KnownSize) for x in operands) or _assembles_shape(operation))
         and not operation.regions
         and operation.name != "func.call"
         and len(operation.results) > 0
@@ -298,14 +305,15 @@ def _computes_size(operation: ir.Operation, operands: Sequence[Value]) -> bool:
     )
 
 
-def _makes_shapes(operation: ir.Operation) -> bool:
-    """Return whether an op assembles shapes."""
-    entry = REGISTRY.get(operation.name)
-    return entry is not None and entry.makes_shapes
-
-
 # A shape is assembled in fewer steps.
 _MOST_STEPS = 8
+
+
+def _assembles_shape(operation: ir.Operation, steps: int = _MOST_STEPS) -> bool:
+    """Return whether the result of an op is a shape, made of others or of numbers."""
+    entry = REGISTRY.get(operation.name)
+    makes = entry is not None and entry.makes_shapes
+    return makes and is_shape(operation.results[0], steps)
 
 
 def is_shape(value: ir.Value, steps: int = _MOST_STEPS) -> bool:
@@ -313,9 +321,7 @@ def is_shape(value: ir.Value, steps: int = _MOST_STEPS) -> bool:
     if not steps or not _is_small(value.type):
         return False
     owners = [use.owner.operation for use in value.uses]
-    return bool(owners) and all(
-        _takes_shape(o) or (_makes_shapes(o) and is_shape(o.results[0], steps - 1)) for o in owners
-    )
+    return bool(owners) and all(_takes_shape(o) or _assembles_shape(o, steps - 1) for o in owners)
 
 
 def _takes_shape(operation: ir.Operation) -> bool:
@@ -428,7 +434,9 @@ def _key(value: Value) -> Hashable:
 
 def _fresh(ctx: Context) -> Context:
     """The context of a function's own values."""
-    return dataclasses.replace(ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set())
+    return dataclasses.replace(
+        ctx, env={}, scalars={}, stretched={}, explicit={}, hoisted=set(), numbers={}
+    )
 
 
 def _jit_name(name: str) -> str:
