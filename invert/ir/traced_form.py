@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError
 from invert._private.jax import (
     NO_MESH,
     ShapedArray,

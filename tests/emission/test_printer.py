@@ -288,7 +288,7 @@ def test_a_rule_that_calls_its_function_with_a_value_of_its_own() -> None:
     # JAX has no second derivative of the traced program either.
     program = jax.make_jaxpr(lambda x: _power(3, x))(x)
     second = jax.grad(jax.grad(lambda x: jax.core.eval_jaxpr(open_jaxpr(program), [], x)[0].sum()))
-    with pytest.raises(Exception, match="(?i)tracer|trace"):
+    with pytest.raises(Exception, match=r"[Tt]race"):
         second(x)
     with pytest.raises(LookupError, match="a trace that has ended"):
         jax.grad(lambda x: slope(x).sum())(x)
