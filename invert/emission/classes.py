@@ -87,6 +87,8 @@ from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 _CALL = "__call__"
+# What a layer of a list is given of an array.
+_ROW = "row"
 
 
 def _self() -> ast.expr:
@@ -264,7 +266,10 @@ class Classes:
             start = body.operand(eqn.invars[eqn.stream])
             chained = helpers.calling(helpers.chain, syntax.field(_self(), field), start)
             return Placed(chained, hints=[hint], flows="blank")
-        return loops.over_list(body, eqn, field, self._applied, hint)
+        names = {**self._named[eqn.layer], **self._keywords[eqn.layer]}
+        own = [names.get(eqn.layer.inputs[i], "") for i in eqn.rows]
+        rows = [name if says(name) else _ROW for name in own]
+        return loops.over_list(body, eqn, field, self._applied, hint, rows)
 
     def _for_users(self, v: Var, body: Body) -> str:
         """The name that all layers give a value they take as memory, or `""`."""

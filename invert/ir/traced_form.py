@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._errors import EmissionError
 from invert._private.jax import (
     NO_MESH,
     ShapedArray,
@@ -726,9 +725,9 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
 
     For `custom_jvp` it maps primals and tangents to results and tangents; for `custom_vjp` it maps
     primals and cotangents to cotangents of the primals. Integers have none. If the function
-    forbids its derivative, the result is the message of the `LookupError`.
-
-    **Raises:** `EmissionError` if the rule closes over a value of an outer trace.
+    forbids its derivative, the result is the message of the `LookupError`. That is so, too, where
+    the rule holds a value of a trace that has ended, as that of `expn` inside its own rule: JAX
+    raises an error as soon as it is used.
     """
     with _setting_of(eqn):
         try:
@@ -738,10 +737,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
                 raise
             return str(error.args[0])
     if any(map(is_tracer, consts_of(rule))):
-        raise EmissionError(
-            f"the derivative of {eqn.params['call_jaxpr'].jaxpr.debug_info.func_name} closes over "
-            "a value of an outer trace, which emitted code cannot name"
-        )
+        return "the derivative holds a value of a trace that has ended"
     return without_empty(map_equations(rule, with_plain_sum))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -221,3 +225,66 @@ def test_blocks_that_attend_to_a_memory_and_to_themselves() -> None:
     assert source.count("class Attention(") == 1 and "heads=1" in source
     # Of the attention and of its block.
     assert source.count('memory: Float[Array, "batch memory_length dim"]') == 2
+
+
+class _Step(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, scale: Any, key: Any) -> Any:
+        y = nn.Dense(x.shape[-1])(nn.relu(nn.Dense(12)(x)))
+        return x + jnp.where(jax.random.bernoulli(key, 0.7, y.shape), y, 0) * scale
+
+
+class _Steps(nn.Module):
+    """Steps under the scopes `stages/0`, `stages/1`, ..., each of which is given rows of arrays."""
+
+    order: tuple[int, ...] = (0, 1, 2)
+    more: int = 0
+
+    @nn.compact
+    def __call__(self, x: Any, key: Any, scales: Any = None) -> Any:
+        keys = jax.random.split(key, 3 + self.more)
+        if scales is None:
+            scales = jnp.cos(jnp.arange(3 + self.more, dtype=jnp.float32))
+        for i, row in enumerate(self.order):
+            x = _Step(name=f"stages/{i}")(x, scales[row], keys[i])
+        return x
+
+
+def _of_steps(model: _Steps, *scales: Any) -> tuple[str, Any]:
+    x, key = jnp.ones((2, 5)), jax.random.key(3)
+    params = model.init(jax.random.key(0), x, key, *scales)
+
+    def run(params: Any, x: Any, key: Any, *scales: Any) -> Any:
+        return model.apply(params, x, key, *scales)
+
+    types = jax.eval_shape(lambda *args: args, params, x, key, *scales)
+    batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 5"), jnp.float32)
+    exported = jax.export.export(jax.jit(run))(types[0], batch, *types[2:])
+    emission = invert.from_exported(exported, params={"params": params}).emit(loader=False)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(4, 5)), jnp.float32)
+    written: Any = emission.model
+    np.testing.assert_array_equal(written(x, key, *scales), jax.jit(run)(params, x, key, *scales))
+    return emission.source, written
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_each_layer_of_a_list_is_given_a_row(given: bool) -> None:
+    source, model = _of_steps(_Steps(), *([jnp.arange(3.0)] if given else []))
+    array = "arg3" if given else "cos"
+    loop = re.search(r"for stage, (.*) in zip\(self.stages, (.*), strict=True\):", source)
+    assert loop is not None, source
+    assert dict(zip(loop[1].split(", "), loop[2].split(", "), strict=True)) == {
+        "key": "keys",
+        "scale": array,
+    }
+    assert "x = stage(x, scale, key=key)" in source
+    shorter = eqx.tree_at(lambda m: m.stages, model, model.stages[:2])
+    with pytest.raises(ValueError, match="zip"):
+        shorter(jnp.ones((2, 5)), jax.random.key(0), *([jnp.arange(3.0)] if given else []))
+
+
+@pytest.mark.parametrize("model", [_Steps((0, 2, 1)), _Steps((0, 0, 1)), _Steps(more=1)])
+def test_other_rows_than_the_first_in_order_are_no_loop(model: _Steps) -> None:
+    source, _ = _of_steps(model)
+    assert "zip(" not in source
+    assert len(re.findall(r"class Stage\w*\(", source)) == 1

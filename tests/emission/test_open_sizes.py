@@ -66,6 +66,18 @@ def test_text_is_right_at_every_size(name: str) -> None:
     assert "exact for every b >= 1." in module.source.split('"""')[1]
 
 
+def test_a_kernel_of_open_size_is_not_that_of_a_layer() -> None:
+    def matrix(x: Any, y: Any) -> Any:
+        return jax.scipy.linalg.toeplitz(x, y)  # gathers its rows by a convolution
+
+    scope = jax.export.SymbolicScope(["n >= 2", "m >= 2"])
+    sizes = [jax.export.symbolic_shape(s, scope=scope) for s in ("n", "m")]
+    exported = jax.export.export(jax.jit(matrix))(*(jax.ShapeDtypeStruct(s, F32) for s in sizes))
+    model: Any = invert.from_exported(exported).model
+    x, y = np.arange(5, dtype=F32), np.arange(3, dtype=F32) - 9
+    np.testing.assert_array_equal(model(x, y), matrix(x, y))
+
+
 def test_the_readme_lists_the_sizes(tmp_path: Any) -> None:
     module = invert.from_exported(_module(jax.nn.relu))
     invert.save(module, tmp_path / "relu")

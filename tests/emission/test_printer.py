@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -263,6 +264,34 @@ def test_derivatives_of_rules() -> None:
     want = jax.grad(lambda x: 5 * function(x, i))(x)
     assert np.array_equal(jax.grad(lambda x: 5 * module.program(x, i))(x), want)
     assert want[1] == 1.0
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@jax.jit
+def _power(n: Any, x: Any) -> Any:
+    return x**n
+
+
+@_power.defjvp
+@jax.jit
+def _power_jvp(n: Any, primals: Any, tangents: Any) -> Any:
+    # The inner call's rule closes over `n`, a value of the trace of this `jit`.
+    return _power(n, *primals), n * _power(n - 1, *primals) * tangents[0]
+
+
+def test_a_rule_that_calls_its_function_with_a_value_of_its_own() -> None:
+    text = text_of(lambda x: _power(3, x), f32(4))
+    module = load.module_of(text, "emitted_in_test")
+    x = jnp.arange(4.0) - 1.5
+    slope = jax.grad(lambda x: module.program(x).sum())
+    assert np.array_equal(slope(x), jax.grad(lambda x: _power(3, x).sum())(x))
+    # JAX has no second derivative of the traced program either.
+    program = jax.make_jaxpr(lambda x: _power(3, x))(x)
+    second = jax.grad(jax.grad(lambda x: jax.core.eval_jaxpr(open_jaxpr(program), [], x)[0].sum()))
+    with pytest.raises(Exception, match=r"[Tt]race"):
+        second(x)
+    with pytest.raises(LookupError, match="a trace that has ended"):
+        jax.grad(lambda x: slope(x).sum())(x)
 
 
 def test_an_idiom_is_not_used_where_it_is_another_program() -> None:

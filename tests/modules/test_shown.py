@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import equinox as eqx
@@ -73,6 +76,24 @@ def test_pickling_a_module_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         pickle.dumps(module)
     invert.save(module, tmp_path / "saved")
     assert eqx.tree_equal(invert.load(tmp_path / "saved")(INPUTS), module(INPUTS))
+
+
+def test_a_pickle_of_the_emitted_module_is_read_in_another_process(tmp_path: Path) -> None:
+    model = _module().model
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model) and eqx.tree_equal(again, model)
+    assert type(copy.deepcopy(model)) is type(model)
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+    np.savez(tmp_path / "x.npz", **INPUTS)
+    program = (
+        "import pickle, numpy as np\n"
+        "model = pickle.load(open('model.pickle', 'rb'))\n"
+        "assert type(pickle.loads(pickle.dumps(model))) is type(model)\n"
+        "np.save('y.npy', model(dict(np.load('x.npz')))['out'][0])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+    assert np.array_equal(np.load(tmp_path / "y.npy"), model(INPUTS)["out"][0])
 
 
 def test_an_emission_is_shown_in_one_line() -> None:

@@ -23,17 +23,23 @@ Apply: TypeAlias = Callable[[ast.expr, Layer, Sequence[ast.expr]], ast.expr]
 _TOTAL, _LAYER = "total", "block"
 
 
-def over_list(body: Body, eqn: Loop, field: str, applied: Apply, hint: str) -> Placed:
+def over_list(
+    body: Body, eqn: Loop, field: str, applied: Apply, hint: str, rows: Sequence[str]
+) -> Placed:
     """`for block in self.blocks: x = block(x)`, or with results that are combined.
+
+    If each is given a row: `for block, key in zip(self.blocks, keys, strict=True)`.
 
     **Arguments:**
 
-    - `field`: the field of the tuple; `hint`: the name of what is passed on.
+    - `field`: the field of the tuple; `hint`: the name of what is passed on; `rows`: those of rows.
     """
     starts = [body.operand(eqn.invars[i]) for i, _ in eqn.carried]
     starts += [body.operand(t.start) for t in eqn.totals]
     element, tokens = syntax.new_token(), [body.token(v) for v in eqn.outvars]
     passed = {i: t for (i, _), t in zip(eqn.carried, tokens, strict=False)}
+    beside = {i: (syntax.new_token(), row) for i, row in zip(eqn.rows, rows, strict=True)}
+    passed |= {i: token for i, (token, _) in beside.items()}
     args = [
         ast.Name(passed[i], ast.Load()) if i in passed else body.settled(a)
         for i, a in enumerate(eqn.given)
@@ -41,6 +47,9 @@ def over_list(body: Body, eqn: Loop, field: str, applied: Apply, hint: str) -> P
     layers: ast.expr = syntax.field(syntax.name("self"), field)
     if eqn.skipped:
         layers = syntax.item(layers, ast.Slice(syntax.number(eqn.skipped)))
+    if beside:
+        arrays = [body.settled(eqn.invars[i]) for i in eqn.rows]
+        layers = syntax.call("zip", layers, *arrays, strict=syntax.number(True))
     outs: list[str | None] = [None] * len(eqn.layer.outputs)
     for (_, j), token in zip(eqn.carried, tokens, strict=False):
         outs[j] = token
@@ -59,6 +68,7 @@ def over_list(body: Body, eqn: Loop, field: str, applied: Apply, hint: str) -> P
         applied(ast.Name(element, ast.Load()), eqn.layer, args),
         outs if len(outs) > 1 else (),
         totals,
+        list(beside.values()),
     )
     start = syntax.one_or_tuple(starts)
     return Placed(start, False, hints=hints, flows="blank", repeat=repeat)

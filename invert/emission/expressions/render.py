@@ -187,8 +187,9 @@ class _Renderer:
         return "" if used or any(name in s.hints for s in between) else name
 
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
-        name = self.names.new(repeat.hint)
-        given = {**self.given, repeat.element: name}
+        elements = [(repeat.element, repeat.hint), *repeat.beside]
+        names = {token: self.names.new(hint) for token, hint in elements}
+        given = {**self.given, **names}
         own = [t for t in repeat.outs if t is not None and t not in given]
         given |= {t: self.names.new(PLAIN) for t in own}
         if repeat.outs:
@@ -198,10 +199,10 @@ class _Renderer:
         for token, value in repeat.totals:
             total = ast.Name(given[token], ast.Load())
             steps.append(syntax.assign(total, syntax.renamed(value, given)))
-        element = ast.Name(name, ast.Store())
+        element = syntax.one_or_tuple([ast.Name(n, ast.Store()) for n in names.values()])
         iterable = syntax.renamed(repeat.iterable, self.given)
         self.body.append(ast.For(element, iterable, steps, [], lineno=0))
-        for used in (name, *(given[t] for t in own)):
+        for used in (*names.values(), *(given[t] for t in own)):
             self.names.free(used)
 
     def _reused(

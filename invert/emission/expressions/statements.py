@@ -30,6 +30,7 @@ class Repeat:
     - `value`: over the tokens of the element, of the targets and of others.
     - `outs`: the tokens of the results of the value if there are several, `None` for unused ones.
     - `totals`: the targets that are assigned after these, with their values.
+    - `beside`: more elements, if those of the iterable are tuples, with their preferred names.
     """
 
     iterable: ast.expr
@@ -38,6 +39,7 @@ class Repeat:
     value: ast.expr
     outs: Sequence[str | None] = ()
     totals: Sequence[tuple[str, ast.expr]] = ()
+    beside: Sequence[tuple[str, str]] = ()
 
     def values(self) -> list[ast.expr]:
         """The values that it assigns."""
@@ -160,7 +162,8 @@ def read(statement: Statement) -> Iterator[str]:
     yield from syntax.tokens_in(statement.value)
     if statement.repeat is not None:
         yield from syntax.tokens_in(statement.repeat.iterable)
-        own = {statement.repeat.element, *statement.targets, *statement.repeat.outs}
+        elements = [statement.repeat.element, *(token for token, _ in statement.repeat.beside)]
+        own = {*elements, *statement.targets, *statement.repeat.outs}
         for value in statement.repeat.values():
             yield from (t for t in syntax.tokens_in(value) if t not in own)
     for function in statement.functions:

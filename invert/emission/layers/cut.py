@@ -15,12 +15,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
+from jax import lax
 from jax.extend.core import Primitive
 
 from invert._private.jax import names_of, open_jaxpr
 from invert.emission.layers.links import users_of
 from invert.emission.layers.native import Native
-from invert.emission.python.naming import stem
+from invert.emission.python.naming import item, stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.order import by_number
@@ -196,10 +197,12 @@ def cut(
 
 
 def scope_of(eqn: Eqn) -> Path:
-    """The name scopes of an equation, without immediate repetitions."""
+    """The name scopes of an equation, without immediate repetitions; `layer/0` is `layer_0`."""
     scope: list[str] = []
     for part in names_of(eqn):
-        if not scope or part not in _repeated(scope[-1]):
+        if scope and part.isdigit():
+            scope[-1] = item(scope[-1], part)
+        elif not scope or part not in _repeated(scope[-1]):
             scope.append(part)
     return tuple(scope)
 
@@ -275,7 +278,8 @@ def _place_floating(
     """Place equations without a scope, and constants.
 
     An equation without a scope gets the common scope of its producers and users; arguments and
-    results are in the outermost scope. A constant that several layers use is computed above them.
+    results are in the outermost scope. A constant that several layers use is computed above them,
+    and so are the rows of a constant of which each layer is given one.
     """
     placed = [eqn.primitive is PART for eqn in eqns]
     scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
@@ -296,6 +300,7 @@ def _place_floating(
         ahead[i] = (
             (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
         )
+    rows = _rows(eqns, users)
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
@@ -305,8 +310,21 @@ def _place_floating(
             if v in results:
                 around.append(base)
         before = [scope for scope in (ahead[i],) if scope is not None]
-        own = [scopes[i]] if constant[i] and scopes[i] and not around else []
+        given = i in rows or not around
+        own = [scopes[i]] if constant[i] and scopes[i] and given else []
         scopes[i] = common_prefix([*around, *before, *own])
+
+
+def _rows(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
+    """The equations that take one of several slices of a value."""
+    found = set[int]()
+    for places in users.values():
+        slices = [i for i in places if eqns[i].primitive is lax.slice_p]
+        if len({eqns[i].params["start_indices"] for i in slices}) > 1:
+            found.update(slices)
+            squeezed = (j for i in slices for j in users.get(eqns[i].outvars[0], ()))
+            found.update(j for j in squeezed if eqns[j].primitive is lax.squeeze_p)
+    return found
 
 
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:

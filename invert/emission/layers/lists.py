@@ -48,8 +48,9 @@ class Total:
 class Loop(LayerCall):
     """Successive calls of the layers of a list; replaces an equation.
 
-    `layer` is the first one that the loop calls. The operands are its inputs, then what totals
-    start with; the results are the carried values of the last one, then the totals.
+    `layer` is the first one that the loop calls. The operands are its inputs, with whole arrays
+    instead of their rows, then what totals start with; the results are the carried values of the
+    last one, then the totals.
 
     **Arguments:**
 
@@ -57,11 +58,13 @@ class Loop(LayerCall):
         outputs; the first one is the stream.
     - `totals`: the results that are combined.
     - `skipped`: how many layers are called before the loop.
+    - `rows`: the positions of the inputs of which each layer is given one row.
     """
 
     carried: Sequence[tuple[int, int]] = ((0, 0),)
     totals: Sequence[Total] = ()
     skipped: int = 0
+    rows: Sequence[int] = ()
 
     @property
     def stream(self) -> int:
@@ -188,7 +191,7 @@ class Lists:
         names = {s: self.called(s.layer) for s in layer.steps if isinstance(s, LayerCall)}
         self._in_branches(layer, names)
         self._mixed(layer, names, _numbered(names))
-        for run in stacker.runs(layer):
+        for run in stacker.runs(layer, _given(layer)):
             first = run.calls[0]
             if any(c.layer.native is not None for c in run.calls):
                 continue  # a layer of Equinox
@@ -358,15 +361,17 @@ def _passed_on(calls: Sequence[LayerCall]) -> tuple[Sequence[tuple[int, int]], S
 def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     """The loop over calls that pass results on to the next one, or `None`.
 
-    All other inputs are the same for each call; of all other results only a total is used.
+    All other inputs are the same for each call, or consecutive rows of an array; of all other
+    results only a total is used.
     """
     first, last = calls[0], calls[-1]
     forms = {(len(c.invars), len(c.outvars)) for c in calls}
     if len(forms) > 1 or not all(type(c) is LayerCall for c in calls):
         return None
     carried, others = _passed_on(calls)
-    if others or not carried or len({j for _, j in carried}) < len(carried):
+    if not carried or len({j for _, j in carried}) < len(carried):
         return None
+    rows = {k: _rows([c.invars[k] for c in calls], layer) for k in others}
     members = set(calls)
     users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
     for step in layer.steps:
@@ -390,6 +395,12 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     if len(skipped) > 1:
         return None
     (begin,) = skipped
+    invars = list(calls[begin].invars)
+    for k, found in rows.items():
+        if found is None or begin:
+            return None
+        invars[k], made_rows = found
+        covered |= made_rows
     before = set(first.outvars) | {v for s in _before(layer.steps, first) for v in s.outvars}
     made = {v for s in layer.steps for v in s.outvars}
     if any(is_var(t.start) and t.start in made - before for t in totals):
@@ -397,10 +408,44 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     start = calls[begin]
     outvars = [*(last.outvars[j] for _, j in carried), *(t.eqn.outvars[0] for t in totals)]
     loop = Loop(
-        start.layer, [*start.invars, *(t.start for t in totals)], outvars,
-        carried=carried, totals=totals, skipped=begin,
+        start.layer, [*invars, *(t.start for t in totals)], outvars,
+        carried=carried, totals=totals, skipped=begin, rows=list(rows),
     )  # fmt: skip
     return _Series(loop, covered - {*calls[:begin]})
+
+
+def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
+    """Whether two values of a layer are slices of one array."""
+    makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
+
+    def given(a: Atom, b: Atom) -> bool:
+        first, second = _way(a, makers), _way(b, makers)
+        if first is None or second is None:
+            return False
+        return first[0] is not second[0] and first[0].invars[0] is second[0].invars[0]
+
+    return given
+
+
+def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
+    """The array whose first rows are these values, and the steps that only they need."""
+    makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
+    ways = [_way(part, makers) for part in parts]
+    found = [way for way in ways if way is not None]
+    if len(found) < len(parts) or _axis_of_rows(found) != 0:
+        return None
+    steps = {e for split, _, forms in found for e in (split, *forms)}
+    made = {v for e in steps for v in e.outvars} - {*parts}
+    others = [a for s in layer.steps if s not in steps for a in s.invars]
+    read = [a for a in (*others, *layer.outputs) if is_var(a)]
+    # Each row is read by one layer.
+    if any(a in made for a in read) or sum(a in parts for a in read) > len(parts):
+        return None
+    whole = found[0][0].invars[0]
+    # In a model of another depth, rows and layers must still be as many.
+    if not isinstance(whole, Var) or whole.aval.shape[0] != len(parts):
+        return None
+    return whole, steps
 
 
 def _before(steps: Sequence[Eqn], step: Eqn) -> Iterator[Eqn]:

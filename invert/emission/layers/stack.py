@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -148,8 +148,13 @@ class Stacker:
                 self.rows[v] = _applied(spread, v)
         layer.steps = steps
 
-    def runs(self, layer: Layer) -> list[Members]:
-        """The runs among the calls of a layer."""
+    def runs(
+        self, layer: Layer, given: Callable[[Atom, Atom], bool] | None = None
+    ) -> list[Members]:
+        """The runs among the calls of a layer.
+
+        `given` tells which inputs of one call and of the next may differ; by default, none.
+        """
         calls = [s for s in layer.steps if isinstance(s, LayerCall)]
         kinds = {id(c): kind_of(c.layer) for c in calls}
         alike = collections.Counter(kinds.values())
@@ -163,24 +168,30 @@ class Stacker:
             if before is None:
                 continue
             run = runs.get(id(before)) or Members([before], [_Same()])
-            if run.calls[-1] is before and self._follows(run, call, programs):
+            if run.calls[-1] is before and self._follows(run, call, programs, given):
                 runs[id(call)] = runs[id(before)] = run
         found = {id(run): run for run in runs.values()}.values()
         return [r for r in found if sum(len(equations(c.layer)) for c in r.calls) >= self.least]
 
     def _follows(
-        self, run: Members, call: LayerCall, programs: dict[int, tuple[list[Var], Graph]]
+        self,
+        run: Members,
+        call: LayerCall,
+        programs: dict[int, tuple[list[Var], Graph]],
+        given: Callable[[Atom, Atom], bool] | None,
     ) -> bool:
         """Return whether a call continues a run; adds it if so."""
         first, last = run.calls[0], run.calls[-1]
         variables = self._matched(first.layer, call.layer, programs)
         if variables is None:
             return False
-        inputs = (
+        inputs = [
             (_given(last, run.maps[-1][v]), _given(call, variables[v])) for v in first.layer.inputs
-        )
+        ]
         carried, others = passed_on(last.outvars, inputs)
-        if others or not carried or carried != (run.carried or carried):
+        if any(given is None or not given(*inputs[i]) for i in others):
+            return False
+        if not carried or carried != (run.carried or carried):
             return False
         if {variables[v] for v in _parameters(first.layer)} != set(_parameters(call.layer)):
             return False

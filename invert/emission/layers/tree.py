@@ -20,7 +20,7 @@ from invert.emission.layers.cut import (
     plain_name,
 )
 from invert.emission.layers.state import locate
-from invert.emission.python.naming import Names, identifier, singular, stem
+from invert.emission.python.naming import Names, identifier, item, singular, stem
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
@@ -114,7 +114,7 @@ def split_name(name: str) -> Path:
     parts: list[str] = []
     for part in name.split("/" if "/" in name else "."):
         if part.isdigit() and parts and parts[-1] not in _COLLECTIONS:
-            parts[-1] = f"{singular(parts[-1])}_{part}"
+            parts[-1] = item(parts[-1], part)
         elif part.isdigit():
             parts.append(f"layer_{part}")
         elif re.search(r"[A-Za-z0-9]", part):

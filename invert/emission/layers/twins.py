@@ -36,7 +36,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.ir import kinds
 from invert.ir.jaxprs import sub_jaxprs
-from invert.ir.sizes import DimSize, Shape
+from invert.ir.sizes import DimSize, Shape, is_open
 from invert.ir.types import Atom, Eqn, ShapedArray, Var
 
 # The largest factor between the sizes of one argument.
@@ -725,8 +725,10 @@ def _biases(drafts: Sequence[Draft]) -> Iterator[tuple[Var, Var]]:
 
 
 def _convolutions(draft: Draft) -> list[Eqn]:
+    """The convolutions of a layer, except with values of open size, which no parameter has."""
     steps = (e for layer in draft.node.layers for e in layer.steps)
-    return [e for e in steps if e.primitive is lax.conv_general_dilated_p]
+    found = (e for e in steps if e.primitive is lax.conv_general_dilated_p)
+    return [e for e in found if not any(map(is_open, e.invars[1].aval.shape))]
 
 
 def _channels(draft: Draft, scaled: Scaled, groups: int) -> set[int]:

@@ -14,11 +14,14 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 from invert.emission.python import syntax
 
 _numbers = itertools.count()
+
+# Modules that pickles needed, by their text.
+_texts: dict[str, types.ModuleType] = {}
 
 
 def function_of(
@@ -52,7 +55,29 @@ def module_of(source: str, name: str) -> types.ModuleType:
     except BaseException:
         forget(module)
         raise
+    for value in list(vars(module).values()):
+        if isinstance(value, type) and value.__module__ == name:
+            value.__reduce_ex__ = _reduced  # pyright: ignore[reportAttributeAccessIssue]
     return module
+
+
+def _reduced(self: object, protocol: SupportsIndex) -> tuple[object, ...]:
+    """A pickle of an object holds the text of its class, which no other process has."""
+    cls = type(self)
+    module = sys.modules[cls.__module__]
+    # Interned, so that a pickle holds it once.
+    text = sys.intern("".join(linecache.getlines(str(module.__file__))))
+    return _made, (text, cls.__module__, cls.__qualname__), dict(vars(self))
+
+
+def _made(source: str, name: str, cls: str) -> object:
+    """An object without fields, of a class of a text, which is loaded unless it has been."""
+    made = sys.modules.get(name)
+    if made is None or "".join(linecache.getlines(str(made.__file__))) != source:
+        made = _texts.get(source)
+    if made is None:
+        made = _texts[source] = module_of(source, name)
+    return object.__new__(getattr(made, cls))
 
 
 def forget(module: types.ModuleType) -> None:

@@ -113,6 +113,11 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
+def item(name: str, number: str) -> str:
+    """The name of a layer in a list: `layer_0` for `layers` and `0`."""
+    return f"{singular(name)}_{number}"
+
+
 def telling(name: str, others: Iterable[str]) -> str:
     """The only word by which a name differs from another one, or `""`."""
     words = name.split("_")
