@@ -175,6 +175,16 @@ def test_a_size_in_a_type_that_cannot_hold_it(dtypes: list[Any], size: str) -> N
     assert list(map(str, found)) == [size]
 
 
+@pytest.mark.parametrize(
+    ("step", "ends"),
+    [(2, (3, np.inf)), (0, (3, 3)), (-2, (-np.inf, 3))],
+    ids=["up", "stays", "down"],
+)
+def test_bounds_of_a_counter(step: int, ends: tuple[float, float]) -> None:
+    """Over all steps, those beyond the end of its loop among them."""
+    assert bounds.Fact.of(bounds.line(3, step)).ends == ends
+
+
 def test_what_is_given_of_a_loop() -> None:
     found: list[Any] = []
 
