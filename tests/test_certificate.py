@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from invert._certificate import Certificate
+from invert import Certificate
 from invert._opaque import custom_call
 from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
 from invert._verify import after_change, certify, compared
