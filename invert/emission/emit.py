@@ -20,7 +20,7 @@ from invert.emission.comparison import Outermost
 from invert.emission.emitted import Emission, Origin
 from invert.emission.equinox_nn import replace
 from invert.emission.equinox_nn.weights import Weights
-from invert.emission.expressions import idioms
+from invert.emission.expressions.groups import groups_of
 from invert.emission.expressions.proof import Prover
 from invert.emission.file import File, MissingSizeError, check_types, headed
 from invert.emission.functions import empty_classes, lookups, repeated_steps, unused
@@ -517,7 +517,7 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     """Groups of a program's equations that one expression replaces."""
     graph = Graph(jaxpr)
     by_id = {id(e): e for e in graph.eqns}
-    groups = idioms.find(graph, file)
+    groups = groups_of(graph, file)
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import names_of, open_jaxpr, trace_closed, with_names
+from invert._private.jax import names_of, open_jaxpr, rename_operands, trace_closed, with_names
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -48,9 +48,7 @@ def compute_sequences(
             traced = open_jaxpr(trace_closed(made[v]))
             eqns += [with_names(e, names_of(eqn)) for e in traced.eqns]
             (new[v],) = traced.outvars
-        if new:
-            eqn = eqn.replace(invars=[new.get(a, a) if is_var(a) else a for a in eqn.invars])
-        eqns.append(eqn)
+        eqns.append(rename_operands(eqn, new))
     kept = [i for i, v in enumerate(own) if v not in made]
     invars = [*(own[i] for i in kept), *jaxpr.invars[len(own) :]]
     return jaxpr.replace(invars=invars, eqns=eqns), [constants[i] for i in kept], kept

@@ -30,7 +30,7 @@ from invert._private.jax import (
 )
 from invert.frontends.stablehlo import argument_locations
 from invert.frontends.wrong_kind import wrong_kind
-from invert.ir.avals import is_differentiable
+from invert.ir.avals import is_differentiable, type_text
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.jaxprs import equations, is_wide_dtype, names_in, sub_jaxprs
 from invert.ir.lookups import gathers_numbers
@@ -309,8 +309,8 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
         sizes, held = physical_type(aval)
         if tuple(n if isinstance(n, int) else None for n in sizes) != shape or held != dtype:
             wrong.append(
-                f"{what} {i} is {aval.dtype}{list(aval.shape)}, and {dtype}"
-                f"{['?' if n is None else n for n in shape]} in its module"
+                f"{what} {i} is {type_text(aval.dtype, aval.shape)}, "
+                f"and {type_text(dtype, shape)} in its module"
             )
     return wrong
 

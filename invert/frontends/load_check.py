@@ -444,22 +444,17 @@ def _settles(op: str) -> bool:
 
 def _is_constant(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
     """Return whether a node depends only on constants that TensorFlow folds."""
-    pending, seen = [node], {node.name}
-    while pending:
-        current = pending.pop()
-        definition = op_def(current.op)
-        if definition is None or definition.is_stateful or current.op in _FLOW:
-            return False
-        for text in current.input:
-            if text.startswith("^"):
-                continue
-            name = _source(text)
-            if name not in nodes:
-                return False  # an argument
-            if name not in seen:
-                seen.add(name)
-                pending.append(nodes[name])
-    return True
+
+    def operands(name: str) -> Iterator[str]:
+        inputs = nodes[name].input if name in nodes else ()
+        return (_source(text) for text in inputs if not text.startswith("^"))
+
+    def folds(node: NodeDef) -> bool:
+        definition = op_def(node.op)
+        return definition is not None and not definition.is_stateful and node.op not in _FLOW
+
+    # Without a node it is an argument.
+    return all(name in nodes and folds(nodes[name]) for name in reached([node.name], operands))
 
 
 def _source(text: str) -> str:

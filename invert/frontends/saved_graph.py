@@ -26,6 +26,7 @@ from invert.frontends.saved_objects import checkpoint_of, has_type
 from invert.frontends.signature import read_outputs, read_signature
 from invert.frontends.structured import CompositeSpec, TensorSpec, plain_parameters, sparse_spec
 from invert.frontends.tables import filled_by
+from invert.ir.avals import type_text
 from invert.ir.order import reached
 from invert.ir.types import CallArguments, Tree
 from invert.protos.messages import parse
@@ -229,7 +230,7 @@ class _Variables:
         if not has_type(value, decode_shape(attrs["shape"].shape), attrs["dtype"].type):
             raise MalformedModelError(
                 f"{self._directory}: variable {name!r} has a different type from its value, "
-                f"{value.dtype.name}{list(value.shape)}"
+                f"{type_text(value.dtype, value.shape)}"
             )
         return value
 

@@ -17,6 +17,7 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import UNREADABLE, MalformedModelError, SignatureError
 from invert.frontends import weights
 from invert.frontends.wrong_kind import wrong_kind
+from invert.ir.avals import type_text
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.ops.interpreter import WRAPPED
@@ -240,11 +241,9 @@ def _weights(
             continue
         for function, spec in places:
             if value.shape != spec.shape or value.dtype != spec.dtype:
-                want = f"{spec.dtype}{list(spec.shape)}"
+                got, want = (type_text(x.dtype, x.shape) for x in (value, spec))
                 of = f" by {function!r}" if len(specs) > 1 else ""
-                problems.append(
-                    f"{name!r} is {value.dtype}{list(value.shape)}, expected {want}{of}"
-                )
+                problems.append(f"{name!r} is {got}, expected {want}{of}")
             values[spec.name] = value
     if problems:
         known = {f: [s.name for s in all_specs] for f, all_specs in specs.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from invert._entry import EntryPoint, Param, Shardings, unique
 from invert._errors import SignatureError
 from invert._private.jax import Tree, Value, from_words
+from invert.ir.avals import type_text
 
 # The keys that lead to an array in a tree.
 _Path = tuple[str, ...]
@@ -131,8 +132,8 @@ def _array(given: Any, name: str, spec: Any, problems: list[str]) -> np.ndarray:
         problems.append(f"{name} is not an array: {error}")
         return np.zeros(())
     if array.shape != spec.shape or array.dtype != spec.dtype:
-        want = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
-        problems.append(f"{name} is {array.dtype}{list(array.shape)}, expected {want}")
+        got, want = (type_text(x.dtype, x.shape) for x in (array, spec))
+        problems.append(f"{name} is {got}, expected {want}")
     return np.asarray(jax.random.key_data(array)) if is_key else np.asarray(array)
 
 

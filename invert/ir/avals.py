@@ -21,6 +21,11 @@ def type_of_value(value: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(value), jax.dtypes.result_type(value))
 
 
+def type_text(dtype: np.dtype, shape: Sequence[DimSize | str | None]) -> str:
+    """A type in words, as `float32[3, b, ?]`; `None` is a size that is not known."""
+    return f"{dtype}[{', '.join('?' if n is None else str(n) for n in shape)}]"
+
+
 def fits_shape(shape: Sequence[DimSize | None], declared: Sequence[DimSize | None]) -> bool:
     """Return whether a shape is the declared one, in which `None` is any size."""
     return len(shape) == len(declared) and all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -60,6 +60,10 @@ class Graph:
         """The equation that defines `atom`, if any; `names` are the primitives it may have."""
         eqn = self.producers.get(atom) if is_var(atom) else None
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
+
+    def makers(self, atoms: Iterable[Atom]) -> Iterator[Eqn]:
+        """The equations that define some atoms, in the order of these."""
+        return (eqn for atom in atoms if (eqn := self.producer(atom)) is not None)
 
     def alone(self, atom: Atom, *names: str) -> Eqn | None:
         """As `producer`, for a value that is used once and is not a result."""

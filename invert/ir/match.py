@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.hints import is_hint
+from invert.ir.order import reached
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Params, Value
 
 # An atom of the template and the atom of the program to match it with.
@@ -285,17 +286,14 @@ class Match:
         graph, removed = self.graph, self.removed()
         first = min((graph.index[e] for e in removed), default=len(graph.eqns))
         operands = [self.atoms[v] for v in self.template.jaxpr.invars]
-        pending = list(map(graph.producer, operands))
-        seen: set[Eqn] = set()
-        while pending:
-            eqn = pending.pop()
-            if eqn is None or eqn in seen or graph.index[eqn] < first:
-                continue
-            if eqn in removed:
-                return True
-            seen.add(eqn)
-            pending.extend(map(graph.producer, eqn.invars))
-        return False
+
+        def late(atoms: Iterable[Atom]) -> Iterator[Eqn]:
+            return (e for e in graph.makers(atoms) if graph.index[e] >= first)
+
+        def before(eqn: Eqn) -> Iterator[Eqn]:
+            return late(eqn.invars)
+
+        return not removed.isdisjoint(reached(late(operands), before))
 
 
 def _is_constant(eqn: Eqn) -> bool:

@@ -194,14 +194,14 @@ def solve(
 
 
 def _solve_one(size: DimSize, value: DimSize, values: dict[str, DimSize]) -> bool:
-    """Solve a linear size for its one unknown dimension; `False` for other sizes."""
+    """Solve a linear size for its one unknown dimension, rounded; `False` for other sizes."""
     unknown = dimensions(size) - values.keys()
     if len(unknown) > 1 or is_open(value):
         return not unknown
     for name in unknown:
         at = [evaluate(size, {**values, name: n}) for n in (0, 1, 2)]
         slope = at[1] - at[0]
-        if is_open(slope) or at[2] - at[1] != slope or not slope or (value - at[0]) % slope:
+        if is_open(slope) or at[2] - at[1] != slope or not slope:
             return False
         values[name] = (value - at[0]) // slope
     return True
@@ -345,7 +345,7 @@ def _least(size: DimSize, limit: int) -> tuple[DimSize, int] | None:
             return None
         high *= 2
     # `high` reaches the limit and `high // 2` does not.
-    candidates = range(max(high // 2, 1), high + 1)
+    candidates = range(high // 2 + 1, high + 1)
     return dims[0], candidates[bisect.bisect_left(candidates, True, key=reaches)]
 
 

@@ -35,6 +35,7 @@ from invert._private.jax import (
     plain_params,
     rename,
     rename_operands,
+    renamed,
     trace_closed,
     with_names,
 )
@@ -218,7 +219,7 @@ def _with_operands(eqn: Eqn, operands: Sequence[Atom]) -> Eqn | None:
     converted: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
     for each in inner.eqns:
-        own = [changed.get(a, a) if is_var(a) else a for a in each.invars]
+        own = renamed(each.invars, changed)
         if all(new is a for new, a in zip(own, each.invars, strict=True)):
             eqns.append(each)
         elif _is_numbered(each) and (made := _with_operands(each, own)) is not None:

@@ -16,6 +16,7 @@ from invert._private.jax import open_jaxpr
 from invert.emission import Layered
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.lists import Loop
+from invert.ir.avals import type_text
 from invert.ir.kinds import CONVERSIONS, IDENTITIES, MOVES
 from invert.ir.types import Atom, Eqn, Literal, Var
 from invert.modules import svg
@@ -227,9 +228,6 @@ def _listed(steps: Sequence[Eqn], first: Layer) -> list[Layer]:
 
 
 def _lines(name: str, results: Sequence[Atom]) -> tuple[str, ...]:
-    types = ", ".join(
-        f"{v.aval.dtype}[{', '.join(map(str, v.aval.shape))}]"
-        for v in results
-        if hasattr(v.aval, "shape")
-    )
+    avals = (v.aval for v in results if hasattr(v.aval, "shape"))
+    types = ", ".join(type_text(a.dtype, a.shape) for a in avals)
     return (plain(name), *([types] if types else []))

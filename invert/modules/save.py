@@ -31,7 +31,7 @@ from invert._errors import (
 )
 from invert._private.jax import is_tracer
 from invert.emission import is_index
-from invert.ir.avals import type_of_key
+from invert.ir.avals import type_of_key, type_text
 from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
@@ -177,7 +177,7 @@ def _unreadable(model: eqx.Module, arrays: Mapping[str, Value]) -> Iterator[str]
             fits = getattr(namespace, "_fits", lambda a, b: a.shape == b.shape)
             if not fits(array, kind) and str(array.dtype) in _CODES:
                 known = f"[{', '.join(kind.dim_str.split())}]" if older else list(kind.shape)
-                yield f"{name} is {array.dtype}{list(array.shape)}, expected {known}"
+                yield f"{name} is {type_text(array.dtype, array.shape)}, expected {known}"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from invert._opaque import platform_of
 from invert._private.jax import default_platform, full_tracebacks
 from invert._private.mlir import MlirObject, ir, text_of
 from invert.ir.arrays import KnownBytes
-from invert.ir.avals import fits_shape
+from invert.ir.avals import fits_shape, type_text
 from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
 from invert.protos.file_parts import FilePart
@@ -298,8 +298,8 @@ class Program:
         for i, (value, (shape, dtype)) in enumerate(zip(values, self.in_types, strict=True)):
             if not fits_shape(value.shape, shape) or value.dtype != dtype:
                 wrong.append(
-                    f"argument {i} is {value.dtype}{list(value.shape)}, "
-                    f"but the module takes {dtype}{['?' if n is None else n for n in shape]}"
+                    f"argument {i} is {type_text(value.dtype, value.shape)}, "
+                    f"but the module takes {type_text(dtype, shape)}"
                 )
         if wrong:
             raise SignatureError("; ".join(wrong), remedy="Pass arrays of the types in the module.")

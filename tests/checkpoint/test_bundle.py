@@ -257,6 +257,29 @@ def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
         found.value("part")
 
 
+def test_parts_may_not_leave_gaps(folder: Path) -> None:
+    found = opened(folder / "merged")
+    entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+    del entry.slices[1]
+    found._entries[b"part"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match="parts with 4600 of its 6000 elements"):
+        found.value("part")
+
+
+def test_parts_may_not_overlap(folder: Path) -> None:
+    """The last part is moved over the first, so that their elements are as many as before."""
+    found = opened(folder / "merged")
+    entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+    (moved,) = (part for part in entry.slices if part.extent[0].start == 170)
+    columns = (0, 20) if moved.extent[1].length else None
+    before, after = (_slice_key("part", [(start, 130), columns]) for start in (170, 0))
+    found._entries[after] = found._entries[before]
+    moved.extent[0].start = 0
+    found._entries[b"part"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match="has parts that overlap"):
+        found.value("part")
+
+
 def test_compressed_blocks(tmp_path: Path) -> None:
     header = messages.message(BundleHeaderProto)(num_shards=1).SerializeToString()
     draw = random.Random(0)

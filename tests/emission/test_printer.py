@@ -21,6 +21,7 @@ from invert.emission.file import LINE_LENGTH, File, headed
 from invert.emission.python import load, syntax
 from invert.emission.sizes.program import Program
 from invert.ir import jaxprs, traced_form
+from invert.ir.types import ShapedArray, Var
 from tests.harness_cases import Case, harnesses, sample
 
 SAMPLE = frozenset(sample(200))
@@ -60,6 +61,44 @@ def test_only_wide_types_need_both_settings(text: str, count: int) -> None:
     expression = ast.parse(text, mode="eval").body
     aval = jax.ShapeDtypeStruct((3,), np.float32)
     assert len(list(Prover().traces(expression, ["a"], [aval]))) == count
+
+
+def over_tokens(text: str) -> ast.expr:
+    """An expression whose operands `_a` and `_b` are the tokens `$a` and `$b`."""
+    expression = ast.parse(text, mode="eval").body
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name):
+            node.id = node.id.replace("_", "$")
+    return expression
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weak", "holds"),
+    [
+        ((3,), np.float32, False, True),
+        ((3,), np.float32, True, False),
+        ((3, 1), np.float32, False, False),
+        ((3,), np.float16, False, False),
+    ],
+)
+def test_an_expression_has_the_type_of_the_result(
+    shape: tuple[int, ...], dtype: Any, weak: bool, holds: bool
+) -> None:
+    """A weak type, too, would change what JAX makes of later operations."""
+    jaxpr = jax.make_jaxpr(jnp.sin)(np.ones(3, np.float32)).jaxpr
+    outs = [Var(ShapedArray(shape, np.dtype(dtype), weak_type=weak))]
+    eqns = [eqn.replace(outvars=outs) for eqn in jaxpr.eqns]
+    operands = {"$a": jaxpr.invars[0]}
+    assert Prover().holds(over_tokens("jnp.sin(_a)"), operands, eqns, outs) == holds
+
+
+def test_an_expression_of_some_operands_is_not_one_of_more() -> None:
+    """An operand that the expression lacks is not a value of the equations."""
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.sin(x) + y)(*np.ones((2, 3), np.float32)).jaxpr
+    operands = dict(zip(("$a", "$b"), jaxpr.invars, strict=True))
+    for text, holds in [("jnp.sin(_a) + _b", True), ("jnp.sin(_a) + _a", False)]:
+        expression = over_tokens(text)
+        assert Prover().holds(expression, operands, jaxpr.eqns, jaxpr.outvars) == holds
 
 
 def assert_round_trip(closed: Any, *, plain: bool = False) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.export
 import pytest
 
-from invert.ir.sizes import Constraint, decided
+from invert.ir.sizes import Constraint, decided, solve
 from invert.modules.dimensions import scope_of, symbolic_shapes
 
 B: Any
@@ -102,6 +102,7 @@ def test_a_maximum_that_equals_its_operand_is_a_bound(left: Any, right: Any, wor
         (3 * (B // 7) + 2, 3, "b >= 7"),
         ((B // 2) + (B // 3), 3, "b >= 4"),
         (-(B // 2) + 9, 3, None),
+        (B // -2, -3, None),
         (B % 5, 3, None),
         ((B * C) // 2, 3, None),
         (jax.core.min_dim(B, 2), 3, None),
@@ -111,3 +112,78 @@ def test_a_least_size_in_words(size: Any, limit: int, words: str | None) -> None
     """Only where the size grows with one dimension and reaches the limit."""
     condition = Constraint("ge", size, limit)
     assert condition.tidy().words() == (words or condition.words())
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "always"),
+    [
+        (2 * (B // 2) + B % 2, B, True),
+        ((B + 1) // 2 + B // 2, B, True),
+        (((B - 3) // 2 + 1) // 2, (B - 1) // 4, True),
+        (2 * (B // 2), B, False),
+        (B // 300, 0, False),
+        (B, 1, False),
+        (B * B, B, False),
+    ],
+)
+def test_an_equality_proved_for_all_sizes(left: Any, right: Any, always: bool) -> None:
+    condition = Constraint("eq", left, right)
+    assert condition.always_holds() == always
+    assert all(condition.holds({"b": n}) for n in range(1, 400)) == always
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "values"),
+    [
+        ((2 * B - 1, B), (5, 3), {"b": 3}),
+        ((2 * B - 1,), (5,), {"b": 3}),
+        ((2 * B - 1,), (4,), None),
+        ((B, 2 * B), (3, 5), None),
+        ((B * B, B + 1), (9, 4), {"b": 3}),
+        ((B + C, B - 1), (5, 2), {"b": 3, "c": 2}),
+        ((B + C,), (5,), None),
+        ((B - 1,), (0,), {"b": 1}),
+        ((B - 1,), (-1,), None),
+        ((B, 4), (0, 4), None),
+        ((B, 4), (2, 5), None),
+        ((B, 2 * B), (C, 2 * C), {"b": C}),
+        ((2 * B,), (2 * C,), None),
+    ],
+)
+def test_dimensions_of_given_sizes(shape: Any, given: Any, values: Any) -> None:
+    assert solve([shape], [given]) == values
+
+
+@pytest.mark.parametrize(
+    ("relation", "text"),
+    [
+        ("eq", "b == 5"),
+        ("ne", ""),
+        ("lt", "b <= 4"),
+        ("le", "b <= 5"),
+        ("gt", "b >= 6"),
+        ("ge", "b >= 5"),
+    ],
+)
+def test_relations_in_the_syntax_of_jax(relation: str, text: str) -> None:
+    condition = Constraint(relation, B, 5)
+    assert condition.text() == text
+    for n in range(3, 8) if text else ():
+        left, sign, right = text.split()
+        holds = {"==": n == int(right), "<=": n <= int(right), ">=": n >= int(right)}[sign]
+        assert condition.holds({left: n}) == holds
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (-B % 2, "mod(b, 2) == 0"),
+        ((B - 2) % 2, "mod(b, 2) == 0"),
+        ((4 - 2 * B) % 4, "mod(2*b, 4) == 0"),
+        ((B + 1) % 3, "mod(b + 1, 3) == 0"),
+        ((2 - B) % 3, "mod(- b + 2, 3) == 0"),
+    ],
+)
+def test_a_remainder_in_words(size: Any, words: str) -> None:
+    """Signs and multiples are left out only if that does not change the condition."""
+    assert Constraint("eq", size, 0).words() == words

@@ -116,6 +116,23 @@ def test_differences_do_not_depend_on_data() -> None:
     assert found == [1, None, None, 7, None]
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([1.5, -2.0], (-2.0, 1.5)),
+        ([1.5, np.nan], (-np.inf, np.inf)),
+        ([np.nan], (-np.inf, np.inf)),
+        ([np.inf, 0.0], (0.0, np.inf)),
+        ([], (-np.inf, np.inf)),
+        ([1j], (-np.inf, np.inf)),
+        ([True, False], (0, 1)),
+        (list(range(-5, 20)), (-5, 19)),
+    ],
+)
+def test_bounds_of_constants(values: list[Any], ends: tuple[float, float]) -> None:
+    assert bounds.fact_of(np.asarray(values)).ends == ends
+
+
 def test_differences_of_open_sizes() -> None:
     found: list[Any] = []
 
@@ -128,6 +145,44 @@ def test_differences_of_open_sizes() -> None:
     b = jax.export.symbolic_shape("b")
     jax.make_jaxpr(program)(jax.ShapeDtypeStruct(b, np.float32))
     assert list(map(str, found)) == ["2", "b"]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "size"),
+    [
+        ([np.int32], "b"),
+        ([np.int64], "b"),
+        ([np.int64, np.float32], "b"),
+        ([np.int16], "None"),
+        ([np.int16, np.int32], "None"),
+        ([np.int32, np.float16], "None"),
+        ([np.int32, np.float16, np.float32], "None"),
+    ],
+)
+def test_a_size_in_a_type_that_cannot_hold_it(dtypes: list[Any], size: str) -> None:
+    """A narrow type wraps a size around or rounds it."""
+    found: list[Any] = []
+
+    def program(x: Any) -> Any:
+        n = jax.numpy.asarray(x.shape[0])
+        for dtype in dtypes:
+            n = lax.convert_element_type(n, dtype)
+        found.append(bounds.size_of(n))
+        return x
+
+    with jax.enable_x64(True):
+        jax.make_jaxpr(program)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), np.float32))
+    assert list(map(str, found)) == [size]
+
+
+@pytest.mark.parametrize(
+    ("step", "ends"),
+    [(2, (3, np.inf)), (0, (3, 3)), (-2, (-np.inf, 3))],
+    ids=["up", "stays", "down"],
+)
+def test_bounds_of_a_counter(step: int, ends: tuple[float, float]) -> None:
+    """Over all steps, those beyond the end of its loop among them."""
+    assert bounds.Fact.of(bounds.line(3, step)).ends == ends
 
 
 def test_what_is_given_of_a_loop() -> None:

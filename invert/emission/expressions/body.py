@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import helpers, idioms, keys, literals, products, spelling
+from invert.emission.expressions import helpers, keys, literals, products, spelling
+from invert.emission.expressions.groups import groups_of
 from invert.emission.expressions.library import HIDDEN
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
@@ -211,7 +212,7 @@ class Body:
     def run(self) -> list[ast.expr]:
         """Write all equations; return the results."""
         jaxpr = self.graph.jaxpr
-        groups = idioms.find(self.graph, self.writer)
+        groups = groups_of(self.graph, self.writer)
         self.chosen = _choices(self.graph)
         inside = {i for group in groups.values() for i in group.covered}
         inside |= {id(choice.eqn) for choice in self.chosen.values()}

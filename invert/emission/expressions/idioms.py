@@ -1,21 +1,18 @@
 """Expressions for several equations: `jnp.mean(x, axis=-1)`, `jax.nn.softmax(x)`.
 
-Each row belongs to the primitive of the last equation and proposes calls. A proposed call is traced
-and matched with the body like the template of a pattern; no interior value may be used elsewhere.
+Each row belongs to the primitive of the last equation and proposes calls, which `groups` proves.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert._errors import optional_step
 from invert.emission.expressions import (
     attention,
     fourier,
@@ -39,28 +36,9 @@ from invert.emission.python.nouns import NOUNS, PLAIN, PRODUCT
 from invert.emission.python.syntax import call, number
 from invert.emission.sizes.expressions import expression
 from invert.ir import kinds
-from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
-from invert.ir.match import Match
 from invert.ir.sizes import DimSize, is_open, may_wrap
 from invert.ir.types import Atom, Eqn, Literal, Var
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Equations written as one expression.
-
-    **Arguments:**
-
-    - `expression`: over the tokens of `leaves`.
-    - `covered`: ids of the other equations that it replaces, before the last.
-    """
-
-    expression: ast.expr
-    leaves: tuple[Atom, ...]
-    covered: frozenset[int]
-    hint: str = PLAIN
-    flows: bool | str = False
 
 
 def _axis(axes: Sequence[int], x: Atom) -> dict[str, ast.expr]:
@@ -455,7 +433,7 @@ def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         yield Proposal(syntax.method(array, "astype", narrow), ())
 
 
-_SIZES: Mapping[str, tuple[Row, ...]] = {
+SIZES: Mapping[str, tuple[Row, ...]] = {
     "convert_element_type": (_size_value,),
     "dim_as_value": (_size_value,),
 }
@@ -775,7 +753,7 @@ def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
 
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
-    **_SIZES,
+    **SIZES,
     "broadcast_in_dim": (_keepdims,),
     "conv_general_dilated": (_transposed_convolution,),
     "div": (
@@ -812,158 +790,3 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "reshape": (attention.attention, repeats.repeat),
     "transpose": (attention.attention, _einsum),
 }
-
-
-def find(graph: Graph, writer: Writer) -> dict[int, Group]:
-    """The groups of a body, by the id of their last equation.
-
-    Searched backwards, so that the largest group wins.
-    """
-    groups: dict[int, Group] = {}
-    taken: set[int] = set()
-    leaves: set[Var] = set()
-    # Plain text has one expression per equation, but sizes have no expression of their own.
-    rows = _SIZES if writer.plain else ROWS
-    for eqn in reversed(graph.eqns):
-        if id(eqn) in taken:
-            continue
-        for row in rows.get(eqn.primitive.name, ()):
-            step, defects = f"an idiom for {eqn.primitive.name}", writer.prover.defects
-            group = optional_step(step, defects, _first, row, eqn, graph, writer, taken, leaves)
-            if group is not None:
-                groups[id(eqn)] = group
-                leaves.update(v for v in group.leaves if is_var(v))
-                taken |= group.covered | {id(eqn)}
-                break
-    return groups
-
-
-def _first(
-    row: Row, eqn: Eqn, graph: Graph, writer: Writer, taken: set[int], leaves: Set[Var]
-) -> Group | None:
-    for proposal in row(eqn, graph, writer):
-        if (group := _try(proposal, eqn, graph, writer, taken, leaves)) is not None:
-            return group
-    return None
-
-
-def _try(
-    proposal: Proposal,
-    eqn: Eqn,
-    graph: Graph,
-    writer: Writer,
-    taken: set[int],
-    leaves: Set[Var],
-) -> Group | None:
-    variables = [v for v in proposal.operands if isinstance(v, Var)]
-    tokens = [f"${c}" for c in LETTERS[: len(variables)]]
-    prove = _proved if proposal.eqns else _matched
-    covered = prove(proposal, dict(zip(tokens, variables, strict=True)), eqn, graph, writer, leaves)
-    if covered is None or covered & taken:
-        return None
-    names = {
-        t: ast.Name(writer.token(v), ast.Load()) for t, v in zip(tokens, variables, strict=True)
-    }
-    return Group(
-        syntax.substitute(proposal.expression, names),
-        tuple(variables),
-        covered - {id(eqn)},
-        proposal.hint,
-        proposal.flows,
-    )
-
-
-def _proved(
-    proposal: Proposal,
-    operands: Mapping[str, Var],
-    eqn: Eqn,
-    graph: Graph,
-    writer: Writer,
-    leaves: Set[Var],
-) -> frozenset[int] | None:
-    """The equations that a proposal names, if it alone computes the same."""
-    covered = frozenset(map(id, proposal.eqns))
-    inside = [v for e in proposal.eqns if e is not eqn for v in e.outvars]
-    shared = any(
-        v in graph.results or v in leaves or any(id(u) not in covered for u in graph.users[v])
-        for v in inside
-    )
-    proved = writer.prover.holds(proposal.expression, operands, proposal.eqns, eqn.outvars)
-    return covered if proved and not shared else None
-
-
-# The steps that let an index count from the end.
-_WRAPS = frozenset(("lt", "add", "select_n"))
-
-
-def _may_be_twice(eqn: Eqn) -> bool:
-    """Return whether an equation may be written twice, as broadcasts and steps of indices."""
-    if eqn.primitive.name == "broadcast_in_dim":
-        return True
-    whole = all(not jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in (*eqn.invars, *eqn.outvars))
-    return eqn.primitive.name in _WRAPS and whole
-
-
-def _matched(
-    proposal: Proposal,
-    operands: Mapping[str, Var],
-    eqn: Eqn,
-    graph: Graph,
-    writer: Writer,
-    leaves: Set[Var],
-) -> frozenset[int] | None:
-    """The equations that a proposal traces to, in both settings of x64."""
-    variables = [*operands.values()]
-    covered: frozenset[int] | None = None
-    for template in writer.prover.traces(
-        proposal.expression, [*operands], [v.aval for v in variables]
-    ):
-        if template is None:
-            return None
-        body = writer.prover.graph(template)
-        result = body.jaxpr.outvars
-        if len(result) != 1 or not is_var(result[0]) or result[0] not in body.producers:
-            return None
-        match = Match(body, graph)
-        if not match.seed(body.producers[result[0]], eqn) or len(match.eqns) != len(body.eqns):
-            return None
-        if match.atoms.get(result[0]) is not eqn.outvars[0] or match.inputs() != variables:
-            return None
-        # An operand may also be what an equation of the match makes.
-        shared = _shared(match, graph, eqn, {*leaves, *variables})
-        if not all(map(_may_be_twice, shared)):
-            return None
-        covered = frozenset({id(e) for e in match.eqns.values()} - set(map(id, shared)))
-        if len(match.eqns) < 2 and eqn.primitive.name != "dim_as_value":
-            return None
-        if is_weak(result[0]) != is_weak(eqn.outvars[0]):
-            return None
-    return covered
-
-
-def _shared(match: Match, graph: Graph, root: Eqn, leaves: Set[Var]) -> list[Eqn]:
-    """The equations whose interior results are used elsewhere, and those that they need.
-
-    `leaves`: the values used by other groups, which may precede the operands of their equations.
-    """
-    inside = {id(e) for e in match.eqns.values()}
-    found: dict[int, Eqn] = {}
-    pending = [
-        eqn
-        for eqn in match.eqns.values()
-        if eqn is not root
-        and any(
-            v in graph.results
-            or v in leaves
-            or any(id(u) not in inside for u in graph.users.get(v, ()))
-            for v in eqn.outvars
-        )
-    ]
-    while pending:
-        eqn = pending.pop()
-        if id(eqn) in found:
-            continue
-        found[id(eqn)] = eqn
-        makers = (graph.producer(a) for a in eqn.invars)
-        pending += [m for m in makers if m is not None and id(m) in inside]
-    return list(found.values())

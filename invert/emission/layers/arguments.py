@@ -8,7 +8,7 @@ come last among the results.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from invert.emission.layers.memory import Memories
 from invert.emission.layers.stack import equations
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
+from invert.ir.order import reached
 from invert.ir.types import Atom, Eqn, Var
 
 _T = TypeVar("_T")
@@ -131,13 +132,8 @@ class _Caller:
 
     def _needs(self, value: Atom, step: Eqn) -> bool:
         """Return whether a step reads a value, or what is computed from it."""
-        pending, seen = [step], {step}
-        while pending:
-            for atom in filter(is_var, pending.pop().invars):
-                if atom is value:
-                    return True
-                maker = self._makers.get(atom)
-                if maker is not None and maker not in seen:
-                    seen.add(maker)
-                    pending.append(maker)
-        return False
+
+        def before(step: Eqn) -> Iterator[Eqn]:
+            return (self._makers[a] for a in step.invars if is_var(a) and a in self._makers)
+
+        return any(a is value for s in reached([step], before) for a in s.invars)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
+from invert._private.jax import rename_operands
 from invert.emission.layers import branches, prefixes, repeated
 from invert.emission.layers.cut import (
     NUMBER,
@@ -75,17 +76,15 @@ def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
         if form and step.invars[0] in parameters and step.outvars[0] not in layer.outputs:
             makers[step.outvars[0]] = step
             continue
-        own: dict[Atom, Var] = {}
+        own: dict[Var, Atom] = {}
         for atom in dict.fromkeys(a for a in step.invars if is_var(a) and a in makers):
             if users[atom] > 1 and not isinstance(step, LayerCall | Assign):
-                own[atom] = Var(atom.aval)
-                steps.append(makers[atom].replace(outvars=[own[atom]]))
+                own[atom] = copy = Var(atom.aval)
+                steps.append(makers[atom].replace(outvars=[copy]))
             elif atom not in placed:
                 placed.add(atom)
                 steps.append(makers[atom])
-        if own:
-            step = step.replace(invars=[own.get(a, a) if is_var(a) else a for a in step.invars])
-        steps.append(step)
+        steps.append(rename_operands(step, own))
     layer.steps = steps
 
 

@@ -227,7 +227,8 @@ class _Copies:
             seen: set[int] = set()
             apart = True
             for i in members:
-                near = {id(c): c for j in self._near(i) if (c := copy_of.get(j)) is not None}
+                beside = itertools.chain(self._before(i), self._after(i))
+                near = {id(c): c for j in beside if (c := copy_of.get(j)) is not None}
                 merged.append(list(near.values()))
                 sizes = {len(classes[n]) for c in near.values() for n in c}
                 every = [n for c in near.values() for n in c]
@@ -259,14 +260,7 @@ class _Copies:
         ]
         if not others:
             return list(groups)
-        after, before = set(others), set(others)
-        for i, eqn in enumerate(self.eqns):
-            if any(self.makers.get(a) in after for a in eqn.invars if is_var(a)):
-                after.add(i)
-        for i in reversed(range(len(self.eqns))):
-            if any(j in before for v in self.eqns[i].outvars for j in self.users.get(v, ())):
-                before.add(i)
-        around = after | before
+        around = {*reached(others, self._before), *reached(others, self._after)}
         return [g for g in groups if all(around.isdisjoint(c.values()) for c in g.copies)]
 
     def _is_layer(self, i: int, eqn: Eqn) -> bool:
@@ -275,11 +269,13 @@ class _Copies:
             not self.constant[i] and eqn.primitive.name in _LAYERS and bool(self._parameters_of(i))
         )
 
-    def _near(self, i: int) -> Iterator[int]:
-        """The producers of an equation's operands, and the users of its results."""
-        yield from (self.makers[a] for a in self.eqns[i].invars if is_var(a) and a in self.makers)
-        for v in self.eqns[i].outvars:
-            yield from self.users.get(v, ())
+    def _before(self, i: int) -> Iterator[int]:
+        """The producers of an equation's operands."""
+        return (self.makers[a] for a in self.eqns[i].invars if is_var(a) and a in self.makers)
+
+    def _after(self, i: int) -> Iterator[int]:
+        """The users of an equation's results."""
+        return (j for v in self.eqns[i].outvars for j in self.users.get(v, ()))
 
     def _outlined(self, group: _Group, gone: set[int]) -> tuple[Part, list[tuple[int, Eqn]]] | None:
         """A part and its calls, if the copies form a layer and are independent."""

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from invert.ir.graph import is_var
-from invert.ir.order import by_number, reached
+from invert.ir.order import by_number, postorder, reached
 from invert.ir.types import Atom, Eqn
 
 
@@ -78,19 +78,12 @@ class Links:
 
     def depth_first(self, last: int, region: set[int]) -> list[int]:
         """The steps of a region, each right after those that it needs."""
-        found: dict[int, None] = {}
-        pending = [(last, False)]
-        while pending:
-            i, ready = pending.pop()
-            if ready:
-                found[i] = None
-            elif i not in found:
-                pending.append((i, True))
-                needed = [j for j in self.before[i] if j in region]
-                if self.steps[i].primitive.name != "concatenate":
-                    needed.sort()
-                pending += [(j, False) for j in reversed(needed)]
-        return list(found)
+
+        def before(i: int) -> list[int]:
+            needed = [j for j in self.before[i] if j in region]
+            return needed if self.steps[i].primitive.name == "concatenate" else sorted(needed)
+
+        return postorder([last], before)
 
 
 def _closure(

@@ -133,18 +133,9 @@ def _rotation(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
 
 def _from_range(graph: Graph, atom: Atom) -> list[Eqn]:
     """The equations of a value computed from a range of integers."""
-    found: list[Eqn] = []
-    pending = [atom]
-    while pending:
-        atom = pending.pop()
-        eqn = graph.producer(atom)
-        if isinstance(atom, Literal) or eqn in found:
-            continue
-        if eqn is None or eqn.primitive.name not in kinds.ELEMENTWISE | _WAY | {"iota"}:
-            return []
-        found.append(eqn)
-        pending += eqn.invars
-    return found
+    eqns, outside = graph.needed([atom])
+    known = kinds.ELEMENTWISE | _WAY | {"iota"}
+    return [] if outside or any(e.primitive.name not in known for e in eqns) else eqns[::-1]
 
 
 def _alternating(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:

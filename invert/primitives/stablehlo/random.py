@@ -10,6 +10,7 @@ from jax import lax
 
 from invert._errors import InvertError
 from invert._private.jax import rng_uniform
+from invert.ir.avals import type_text
 from invert.stablehlo.ops.attributes import element_dtype
 from invert.stablehlo.ops.registry import (
     CALL_ATTRIBUTES,
@@ -41,7 +42,7 @@ def _random_bits(state: Value, shape: Shape, dtype: Any, algorithm: str) -> Sequ
     if (state.shape, str(state.dtype)) not in _STATES:
         raise InvertError(
             f"rng_bit_generator: JAX takes a state of two uint64 or four uint32 numbers, not "
-            f"{state.dtype}{list(state.shape)}"
+            f"{type_text(state.dtype, state.shape)}"
         )
     return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=_ALGORITHM[algorithm])
 

@@ -22,7 +22,7 @@ from invert._config import Config
 from invert._errors import REPORT, InvertError, Problem, UnsupportedOpError, defect_of
 from invert._private.jax import dce, name_stack, open_jaxpr, trace_closed
 from invert._private.mlir import MlirObject, ir
-from invert.ir.avals import fits_shape
+from invert.ir.avals import fits_shape, type_text
 from invert.ir.hints import Hint, decode, is_hint
 from invert.ir.size_algebra import Sizes
 from invert.ir.sizes import DimSize, call_dimension, require
@@ -253,10 +253,9 @@ class Context:
                 continue
             shape, dtype = op_attributes.shape_of(type_), op_attributes.element_dtype(type_)
             if not fits_shape(value.shape, shape) or value.dtype != dtype:
-                declared = ["?" if n is None else n for n in shape]
                 raise op.error(
-                    f"result {i} was raised as {value.dtype}{list(value.shape)}, but the module "
-                    f"declares {dtype}{declared}",
+                    f"result {i} was raised as {type_text(value.dtype, value.shape)}, but the "
+                    f"module declares {type_text(dtype, shape)}",
                     "This is a defect of invert; please report the module.",
                 )
             if None in shape:

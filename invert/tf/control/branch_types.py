@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert.ir.avals import type_text
 from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Aval, Value
 from invert.tf.ops.state import Resource
@@ -344,7 +345,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def _text(t: jax.ShapeDtypeStruct) -> str:
-    return f"{t.dtype}{list(t.shape)}"
+    return type_text(t.dtype, t.shape)
 
 
 def bring(value: Value, form: Form) -> Value:

@@ -8,7 +8,7 @@ in a `Merge`. A `Switch` on the `LoopCond` leads to the body or to `Exit`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
 from invert.ir.order import reached
@@ -91,23 +91,18 @@ def _text(tensor: Tensor) -> str:
 
 def _needed(nodes: Sequence[NodeDef], roots: Iterable[str], fed: set[str]) -> list[NodeDef]:
     """The nodes that the roots depend on. Fed nodes have no inputs."""
-    by_name = {n.name: n for n in nodes}
-    found: dict[str, None] = {}
-    pending = [_parse(r)[0] for r in roots]
-    while pending:
-        name = pending.pop()
-        if name in found or name not in by_name:
-            continue
-        found[name] = None
-        if name not in fed:
-            pending += [_parse(t)[0] for t in by_name[name].input]
-    kept = []
-    for name in found:
-        node = by_name[name]
-        if name in fed and node.input:
-            node = message(NodeDef)(name=name, op="Placeholder")
-        kept.append(node)
-    return kept
+    inputs = {n.name: n.input for n in nodes if n.name not in fed}
+
+    def names(tensors: Iterable[str]) -> Iterator[str]:
+        return (_parse(t)[0] for t in tensors)
+
+    found = reached(names(roots), lambda name: names(inputs.get(name, ())))
+    placeholder = message(NodeDef)
+    return [
+        placeholder(name=n.name, op="Placeholder") if n.name in fed and n.input else n
+        for n in nodes
+        if n.name in found
+    ]
 
 
 def _unsupported(merge: NodeDef, reason: str) -> UnsupportedOpError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from invert.ir.order import reached
 from invert.protos.tensors import decode_tensor
 from invert.tf.ops.node import PASSED, Body, Node
 
@@ -106,26 +107,18 @@ def _states(nodes: Sequence[Node], node: Node) -> Iterator[tuple[int, int]]:
         yield node.inputs[0]
         return
     if node.op in _BY_SEED or node.op == "StatelessShuffle":
-        pending = list(node.inputs[1:3])
+        seeds = node.inputs[1:3]
     elif node.op in _SEED:
-        pending = [node.inputs[_SEED[node.op]]]
+        seeds = (node.inputs[_SEED[node.op]],)
     else:
         return
-    handles: list[tuple[int, int]] = []
-    seen: set[int] = set()
-    while pending:
-        i, _ = pending.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        source = nodes[i]
-        if source.op in _READS:
-            handles.append(source.inputs[0])
-        elif source.op in _ARITHMETIC:
-            pending += source.inputs
-        elif source.op != "Const":
-            return
-    yield from handles
+
+    def operands(i: int) -> Iterator[int]:
+        return (j for j, _ in nodes[i].inputs if nodes[i].op in _ARITHMETIC)
+
+    sources = [nodes[i] for i in reached((i for i, _ in seeds), operands)]
+    if all(s.op in _READS or s.op in _ARITHMETIC or s.op == "Const" for s in sources):
+        yield from (s.inputs[0] for s in sources if s.op in _READS)
 
 
 def _draw_by(node: Node, key: tuple[int, int]) -> None:
