@@ -8,6 +8,7 @@ Every expression is proved by tracing (`expressions.proof`, `ir.traced_form`), a
 
 from invert.emission.emit import STYLES as STYLES
 from invert.emission.emit import Layered as Layered
+from invert.emission.emit import add_loader as add_loader
 from invert.emission.emit import cut_into_layers as cut_into_layers
 from invert.emission.emit import emit_methods as emit_methods
 from invert.emission.emitted import Emission as Emission

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence, Set
+from types import ModuleType
 
 from invert._errors import EmissionError, SignatureError, nested_too_deep
 from invert._private.jax import open_jaxpr, under_own_settings
-from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
+from invert.emission import (
+    Emission,
+    Layered,
+    Recovered,
+    add_loader,
+    cut_into_layers,
+    emit_methods,
+)
 from invert.modules.empty_sizes import with_empty_results
 from invert.modules.function import Function
 from invert.modules.specializations import Specialization
@@ -49,6 +57,12 @@ def emission_of(
                 reason = error.line
         parts = {name: _at_one_size(f, reason, held) for name, f in functions.items()}
         return emit_methods(parts, title, styles, (f"for fixed sizes only: {reason}", *notes))
+
+
+def with_loader(namespace: ModuleType) -> str:
+    """The text of a written module with the functions that read weights, which it gets too."""
+    with _ONE_THREAD:
+        return add_loader(namespace)
 
 
 @under_own_settings()
