@@ -17,7 +17,7 @@ from invert._private.jax import forget_traces, names_of, with_names
 from invert.emission import main_class
 from invert.emission.classes import Classes
 from invert.emission.comparison import Outermost
-from invert.emission.emitted import Emission, Origin
+from invert.emission.emitted import CALL, STYLES, Emission, Origin
 from invert.emission.equinox_nn import replace
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions import idioms
@@ -72,8 +72,6 @@ from invert.ir.written_form import as_written
 _UNNAMED = ("Sequential", "Functional")
 # Names of the whole tree of a model's arrays.
 _COLLECTIONS = frozenset(("params", "parameters", "variables", "weights"))
-# The styles of layers that a caller may choose.
-STYLES = frozenset({"auto", "scan", "equinox"})
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
@@ -81,7 +79,7 @@ def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
 
     **Raises:** `EmissionError` if no text traces to the program.
     """
-    return emit_methods({main_class.CALL: recovered}, recovered.entry.name, styles)
+    return emit_methods({CALL: recovered}, recovered.entry.name, styles)
 
 
 @collected_rarely()
@@ -224,7 +222,7 @@ class Layered:
 
 def cut_into_layers(recovered: Recovered) -> Layered:
     """The layers of a program's text, without the text."""
-    method = main_class.CALL
+    method = CALL
     variant = _Variant({method: recovered}, recovered.entry.name, _Form(frozenset()))
     programs, _, roots, found = variant.layered()
     constants = programs[method].jaxpr.invars[: len(recovered.constants)]
@@ -325,7 +323,7 @@ class _Variant:
         """The name of the outermost module as its author wrote it, or `""`."""
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         named = "" if named in _COLLECTIONS else named
-        anonymous = self.title in ("<lambda>", main_class.CALL)
+        anonymous = self.title in ("<lambda>", CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
         return kind or named or ("" if anonymous else self.title)

@@ -18,6 +18,7 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
 from invert.emission.annotations import dimensions_of, kind_of
 from invert.emission.classes import Classes
+from invert.emission.emitted import CALL
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.render import render
@@ -72,9 +73,6 @@ class Method:
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
     may_be_empty: Set[str] = frozenset()
-
-
-CALL = "__call__"
 
 
 @dataclasses.dataclass

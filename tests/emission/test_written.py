@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 
 import invert
+from invert import emission as emission_room
 from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
 from invert.ir import traced_form
 from invert.ir.simplify import simplify
-from invert.modules import texts
 from tests.emission.models import ramp, recovered, with_params
 from tests.emission.test_options import _arrays, _emitted
 
@@ -281,8 +281,10 @@ def test_text_without_the_reader_of_its_weights(
     x = ramp(2, 3, 4)
     module = _written(_network, _params(), x)
     written: list[object] = []
-    emit = texts.emit_methods
-    monkeypatch.setattr(texts, "emit_methods", lambda *a: written.append(a) or emit(*a))
+    emit = emission_room.emit.emit_methods
+    monkeypatch.setattr(
+        emission_room.emit, "emit_methods", lambda *a: written.append(a) or emit(*a)
+    )
     emission: Any = module.emit(loader=False)
     assert "def " not in emission.source.partition("class Network")[2].partition("\n\n\n")[2]
     assert "safetensors" not in emission.source
