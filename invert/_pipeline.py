@@ -27,6 +27,7 @@ from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
 from invert.ir.key_splits import with_last_key
 from invert.ir.lookups import with_promised_bounds
+from invert.ir.merging import with_shared_functions
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
 from invert.ir.substitution import substitute
@@ -146,7 +147,7 @@ def _finished(
     closed: ClosedJaxpr, certificate: Certificate, params: Sequence[Value], config: Config
 ) -> tuple[Jaxpr, tuple[np.ndarray, ...], Certificate]:
     """The program without hints, its constants, rounded on request, and the certificate."""
-    closed = hints.without_hints(hints.restore_arrays(closed))
+    closed = with_shared_functions(hints.without_hints(hints.restore_arrays(closed)))
     jaxpr, constants = jaxprs.split_constants(closed)
     narrow, kept = jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
     if narrow is jaxpr:

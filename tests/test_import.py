@@ -92,3 +92,13 @@ def test_rules_can_be_imported_in_any_order() -> None:
     """SavedModels reach the rules of StableHLO by another import path than modules."""
     for module in ("frontends.saved_graph", "primitives.stablehlo.linear"):
         _run(f"import invert.{module}")
+
+
+def test_what_writes_texts_is_imported_with_the_first_text() -> None:
+    out = _run(
+        "import sys, jax, invert\n"
+        "module = invert.roundtrip(lambda x: x + 1, jax.ShapeDtypeStruct((2,), 'float32'))\n"
+        "early = 'invert.emission.emit' in sys.modules\n"
+        "print(early, 'x + ' in module.source, 'invert.emission.emit' in sys.modules)\n"
+    )
+    assert out == "False True True"

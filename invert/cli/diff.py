@@ -22,9 +22,9 @@ from invert.cli.model import Model
 from invert.cli.options import UsageError
 from invert.cli.programs import ComparedProgram, programs_of
 from invert.cli.terminal import Progress, coloured
-from invert.emission import difference
 from invert.ir.graph import is_var
 from invert.ir.numbers import largest_gap
+from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, Atom
 
 # If more lines than this differ, frequent lines are not used to align the others.

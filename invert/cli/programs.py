@@ -11,13 +11,13 @@ import jax
 from invert._errors import SignatureError, only_refusals
 from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
 from invert.cli.annotated import SIZES, Arguments, annotated, with_state
-from invert.emission import strong
 from invert.ir import jaxprs
 from invert.ir.avals import type_of_key
 from invert.ir.graph import is_var
 from invert.ir.interpret import without_outer_call
 from invert.ir.order import postorder
 from invert.ir.sizes import Shape, evaluate, renaming, variables
+from invert.ir.traced_form import strong
 from invert.ir.types import AnyJaxpr, Jaxpr, Tree, Value
 from invert.ir.written_form import without_neutral
 from invert.modules.dimensions import at_numbers, dimension_order, named_shapes

@@ -23,6 +23,7 @@ from invert.ir.avals import type_of_key
 from invert.ir.interpret import without_outer_call
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.match import equivalent
+from invert.ir.merging import with_shared_functions
 from invert.ir.types import AnyJaxpr, Aval, Value, Var
 from invert.ir.written_form import without_neutral
 
@@ -89,6 +90,7 @@ class Outermost:
                             again = trace_closed(run, *avals)
                         # Derivatives of the text are traced now, under the setting it runs in.
                         again = without_outer_call(meshes.unchecked(again))
+                        again = with_shared_functions(again)
                         if compared is not None and equivalent(again, compared):
                             continue
                         plain = map_jaxprs(again, without_neutral)

@@ -17,12 +17,19 @@ from invert._private.jax import forget_traces, names_of, with_names
 from invert.emission import main_class
 from invert.emission.classes import Classes
 from invert.emission.comparison import Outermost
-from invert.emission.emitted import Emission, Origin
+from invert.emission.emitted import CALL, STYLES, Emission, Origin
 from invert.emission.equinox_nn import replace
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.expressions.groups import groups_of
 from invert.emission.expressions.proof import Prover
-from invert.emission.file import File, MissingSizeError, check_types, headed
+from invert.emission.file import (
+    File,
+    MissingSizeError,
+    check_types,
+    extended,
+    headed,
+    module_text,
+)
 from invert.emission.functions import empty_classes, lookups, repeated_steps, unused
 from invert.emission.layers import (
     blocks,
@@ -66,8 +73,6 @@ from invert.ir.written_form import as_written, without_neutral
 _UNNAMED = ("Sequential", "Functional")
 # Names of the whole tree of a model's arrays.
 _COLLECTIONS = frozenset(("params", "parameters", "variables", "weights"))
-# The styles of layers that a caller may choose.
-STYLES = frozenset({"auto", "scan", "equinox"})
 
 
 def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
@@ -75,7 +80,7 @@ def emit(recovered: Recovered, styles: Set[str] = frozenset()) -> Emission:
 
     **Raises:** `EmissionError` if no text traces to the program.
     """
-    return emit_methods({main_class.CALL: recovered}, recovered.entry.name, styles)
+    return emit_methods({CALL: recovered}, recovered.entry.name, styles)
 
 
 @collected_rarely()
@@ -93,8 +98,7 @@ def emit_methods(
     - `title`: the class is named after it.
     - `styles`: `"scan"` stacks consecutive layers that compute the same, `"auto"` those that then
         compile faster; `"equinox"` replaces layers by equivalent ones of `equinox.nn`;
-        `"typecheck"` makes methods check their annotations; `"no loader"` leaves out the functions
-        that read weights.
+        `"typecheck"` makes methods check their annotations.
     - `notes`: lines for the README saved with the text.
 
     **Raises:** `EmissionError` if no text traces to the programs.
@@ -171,8 +175,21 @@ def _emit(
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
+def add_loader(namespace: types.ModuleType) -> str:
+    """Add the functions that read weights to a written module, once; return its text."""
+    space: Any = namespace
+    if (reader := vars(namespace).pop("__reader__", None)) is not None:
+        definitions = reader.definitions()
+        load.extend(namespace, module_text(definitions), f"{namespace.__file__} load")
+        space.__source__ = extended(space.__source__, definitions)
+    return space.__source__
+
+
 def _described(made: Emission, recovered: Mapping[str, Recovered], title: str) -> Emission:
-    """The emission, with source, array origins and README in its namespace."""
+    """The emission, with source, array origins and README in its namespace.
+
+    The source is without the loader, see `add_loader`.
+    """
     params = (p for r in recovered.values() for p in r.entry.params)
     shapes = {p.name: tuple(p.value.shape) for p in params}
     entries = {name: (r.entry, made.certificates[name]) for name, r in recovered.items()}
@@ -206,7 +223,7 @@ class Layered:
 
 def cut_into_layers(recovered: Recovered) -> Layered:
     """The layers of a program's text, without the text."""
-    method = main_class.CALL
+    method = CALL
     variant = _Variant({method: recovered}, recovered.entry.name, _Form(frozenset()))
     programs, _, roots, found = variant.layered()
     constants = programs[method].jaxpr.invars[: len(recovered.constants)]
@@ -307,7 +324,7 @@ class _Variant:
         """The name of the outermost module as its author wrote it, or `""`."""
         named = next(iter(roots.values())).name if len(roots) == 1 else ""
         named = "" if named in _COLLECTIONS else named
-        anonymous = self.title in ("<lambda>", main_class.CALL)
+        anonymous = self.title in ("<lambda>", CALL)
         kinds = {r.entry.kind for r in self.recovered.values()}
         kind = next(iter(kinds)) if len(kinds) == 1 else ""
         return kind or named or ("" if anonymous else self.title)
@@ -349,14 +366,15 @@ class _Variant:
         main = main_class.Main(classes, methods, stacked=bool(self.weights.rows), specs=specs)
         flags = self.parameters.flags()
         trained = {v for v, flag in flags.items() if flag}
-        cls = main.add(tree.root, trained, loader="no loader" not in self.styles)
+        loader = main.add(tree.root, trained)
         self.messages += main.messages
-        texts = self._texts(classes, file, cls, module_of)
+        texts = self._texts(classes, file, loader.cls, module_of)
         self._begin("comparing the source")
         leaves = [v for _, v in tree.root.leaves()]
         namespaces = [n for _, n in texts]
-        namespace, made = self._compared(namespaces, cls, leaves, main, jaxprs, file.prover.defects)
+        namespace, made = self._compared(namespaces, leaves, main, jaxprs, file.prover.defects)
         source = texts[namespaces.index(namespace)][0]
+        vars(namespace)["__reader__"] = loader
         forget_traces(vars(namespace))
         self.messages += file.prover.defects
         return self._emission(source, namespace, made.instance(x64=self.x64), tree.root)
@@ -393,7 +411,6 @@ class _Variant:
     def _compared(
         self,
         namespaces: list[types.ModuleType],
-        cls: str,
         leaves: Sequence[Var],
         main: main_class.Main,
         jaxprs: Mapping[str, Jaxpr],
@@ -402,7 +419,7 @@ class _Variant:
         """The last text that computes the programs; a defect if it is not the last of all."""
         values, held, weights = self.parameters.values, self.held, self.weights
         for i, namespace in reversed([*enumerate(namespaces)]):
-            made = Outermost(getattr(namespace, cls), leaves, values, held, weights)
+            made = Outermost(getattr(namespace, main.name), leaves, values, held, weights)
             try:
                 for name, r in self.recovered.items():
                     made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])

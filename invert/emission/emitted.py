@@ -17,6 +17,10 @@ from invert.emission.layers.stack import Nested
 from invert.ir.types import Value
 
 M = TypeVar("M", bound=eqx.Module)
+# The method of a single program.
+CALL = "__call__"
+# The styles of layers that a caller may choose.
+STYLES = frozenset({"auto", "scan", "equinox"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +101,8 @@ class Origin:
 def is_index(x: object) -> bool:
     """Return whether a leaf of a module stands for a value in its state."""
     return isinstance(x, eqx.nn.StateIndex)
+
+
+def constant_name(method: str, i: int) -> str:
+    """A name for a constant of a program, which has none in the container."""
+    return f"constant_{i}" if method == CALL else f"{method}/constant_{i}"

@@ -291,10 +291,29 @@ class File(Writer):
         definitions = helpers.arranged(syntax.cloned(self.definitions), copied)
         definitions = meshes.with_constants(definitions)
         shorthand.shortened(definitions)
-        body = syntax.text_of(ast.Module(definitions, []))
-        # As isort does: one line before a constant, two before a class or a function.
-        space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
-        return f"{_imports(definitions)}{space}{explained(formatted(body, LINE_LENGTH))}"
+        return explained(module_text(definitions))
+
+
+def module_text(definitions: Sequence[ast.stmt]) -> str:
+    """Definitions and what they import, laid out."""
+    body = syntax.text_of(ast.Module([*definitions], []))
+    # As isort does: one line before a constant, two before a class or a function.
+    space = "\n\n" if definitions and isinstance(definitions[0], ast.Assign) else "\n\n\n"
+    return f"{_imports(definitions)}{space}{formatted(body, LINE_LENGTH)}"
+
+
+def extended(text: str, definitions: Sequence[ast.stmt]) -> str:
+    """A file with further definitions, before the function `trainable`, and their imports."""
+    own, lines = ast.parse(text).body, text.splitlines(keepends=True)
+    imports = [s for s in own if isinstance(s, ast.Import | ast.ImportFrom)]
+    begin, end = imports[0].lineno - 1, imports[-1].end_lineno
+    is_last = isinstance(own[-1], ast.FunctionDef) and own[-1].name == "trainable"
+    place = own[-1].lineno - 1 if is_last else len(lines)
+    needed = _imports([*(s for s in own if s not in imports), *definitions])
+    body = formatted(syntax.text_of(ast.Module([*definitions], [])), LINE_LENGTH)
+    parts = ["".join(lines[end:place]), body, "".join(lines[place:])]
+    rest = "\n\n\n".join(part.rstrip("\n") for part in parts if part)
+    return f"{''.join(lines[:begin])}{needed}\n{rest}\n"
 
 
 # A variance of squares, as `tf.nn.moments` and Keras compute it.

@@ -1,4 +1,4 @@
-"""The outermost class: methods with the original signatures, and the loader of its weights."""
+"""The outermost class: methods with the original signatures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint
 from invert._errors import EmissionError
-from invert.emission import reader
 from invert.emission.annotations import dimensions_of, kind_of
 from invert.emission.classes import Classes
+from invert.emission.emitted import CALL
 from invert.emission.expressions import literals
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.render import render
@@ -31,6 +31,7 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, STREAM, says
+from invert.emission.reader import Reader, trainable
 from invert.emission.sizes.expressions import (
     dimension_of,
     dimension_sources,
@@ -72,9 +73,6 @@ class Method:
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
     may_be_empty: Set[str] = frozenset()
-
-
-CALL = "__call__"
 
 
 @dataclasses.dataclass
@@ -125,13 +123,12 @@ class Main:
         self.compiled: dict[str, str] = {}
         self._dictionaries: dict[str, str] = {}
 
-    def add(self, node: Node, trained: Set[Var], *, loader: bool = True) -> str:
-        """Add the class and the loader of its weights; return the class's name.
+    def add(self, node: Node, trained: Set[Var]) -> Reader:
+        """Add the class; return the loader of its weights, which a text may do without.
 
         **Arguments:**
 
         - `trained`: variables of the parameters that the container calls trainable.
-        - `loader`: whether the functions that read weights are added too.
         """
         self.classes.add(node)
         name = self.name = self.file.names.new(node.name)
@@ -144,22 +141,21 @@ class Main:
         for v in self.classes.inits.starts.unknown(leaves):
             self.messages.append(f"{name}(key=...) has no values for the constant {leaves[v]}")
         held = self.classes.held
-        if loader:
-            self.file.definitions += reader.reader(
-                name,
-                x64=any(m.x64 for m in self.methods),
-                stateful=bool(held),
-                keyed=self.classes.inits.keyed(node),
-                specs=self._add_specs(node),
-            )
+        loader = Reader(
+            name,
+            x64=any(m.x64 for m in self.methods),
+            stateful=bool(held),
+            keyed=self.classes.inits.keyed(node),
+            specs=self._add_specs(node),
+        )
         places = [((*path, "init") if v in held else path, v) for path, v in node.leaves()]
         trained = trained - held
-        self.file.definitions += reader.trainable(
+        self.file.definitions += trainable(
             name,
             [path for path, v in places if v not in trained],
             [path for path, v in places if v in trained],
         )
-        return name
+        return loader
 
     def _sizable(self, draft: Draft) -> tuple[Sequence[Var], CallOf | None]:
         """Arguments and call of a single stateless method, whose sizes may vary."""

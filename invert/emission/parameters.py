@@ -12,10 +12,11 @@ import numpy as np
 
 from invert._private.jax import rename
 from invert.emission.constructors.starts import Starts, has_keras_names
+from invert.emission.emitted import constant_name
 from invert.emission.layers.cut import Path
 from invert.emission.layers.tree import SCALES, SUMMANDS, split_name
 from invert.emission.layers.tree import constant_name as name_by_use
-from invert.emission.recovered import Recovered, constant_name
+from invert.emission.recovered import Recovered
 from invert.emission.sizes.program import Program
 from invert.ir import kinds
 from invert.ir.graph import is_number, is_var

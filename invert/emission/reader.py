@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from invert.emission.python import syntax
@@ -121,33 +122,42 @@ def _is_index(x: Any) -> bool:
 )
 
 
-def reader(
-    cls: str, *, x64: bool, stateful: bool = False, keyed: bool = True, specs: bool = False
-) -> list[ast.stmt]:
-    """The function `load` for the outermost class `cls`.
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """The function `load` of a text, and those that it calls.
 
     **Arguments:**
 
+    - `cls`: the outermost class.
     - `keyed`: whether the class is made with a key.
     - `specs`: whether the file holds the shardings of its arrays.
     """
-    text = _LOADER
-    if not specs:
-        text = text.replace(" = SPECS", " | None = None")
-        text = text.replace("mesh, shardings)", "mesh, shardings or {})")
-    if not keyed:
-        text = text.replace("Model, key=jax.random.key(0)", "Model")
-    for old, new in _STATE if stateful else ():
-        text = text.replace(old, new)
-    tree = ast.parse(text)
-    load = tree.body[0]
-    assert isinstance(load, ast.FunctionDef)
-    if x64:
-        doc, *body = load.body
-        enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
-        load.body = [doc, ast.With([enabled], body, lineno=0)]
-    syntax.rename(tree, {"Model": cls})
-    return tree.body
+
+    cls: str
+    x64: bool
+    stateful: bool
+    keyed: bool
+    specs: bool
+
+    def definitions(self) -> list[ast.stmt]:
+        """The functions."""
+        text = _LOADER
+        if not self.specs:
+            text = text.replace(" = SPECS", " | None = None")
+            text = text.replace("mesh, shardings)", "mesh, shardings or {})")
+        if not self.keyed:
+            text = text.replace("Model, key=jax.random.key(0)", "Model")
+        for old, new in _STATE if self.stateful else ():
+            text = text.replace(old, new)
+        tree = ast.parse(text)
+        load = tree.body[0]
+        assert isinstance(load, ast.FunctionDef)
+        if self.x64:
+            doc, *body = load.body
+            enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+            load.body = [doc, ast.With([enabled], body, lineno=0)]
+        syntax.rename(tree, {"Model": self.cls})
+        return tree.body
 
 
 def trainable(

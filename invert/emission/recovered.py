@@ -80,8 +80,3 @@ class Recovered:
         if not stated:
             stated = "arguments of the sizes below"
         return f"{kind} for {stated}{rest and ' '}{rest}"
-
-
-def constant_name(method: str, i: int) -> str:
-    """A name for a constant of a program, which has none in the container."""
-    return f"constant_{i}" if method == main_class.CALL else f"{method}/constant_{i}"

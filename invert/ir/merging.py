@@ -14,10 +14,12 @@ from invert._private.jax import (
     consts_of,
     holds_jaxprs,
     is_jaxpr,
+    jvp_rule_of,
     open_jaxpr,
 )
+from invert.ir.jaxprs import map_equations
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Value
 
 
 def merge_equations(
@@ -95,7 +97,7 @@ _KEYS: weakref.WeakValueDictionary[Hashable, _Key] = weakref.WeakValueDictionary
 def _param_key(value: Value) -> Value:
     """A parameter with keys for jaxprs; `_NO_KEY` where one has none."""
     if is_jaxpr(value):
-        key = _program_key(value)
+        key = program_key(value)
         return _NO_KEY if key is None else key
     if isinstance(value, tuple) and any(map(is_jaxpr, value)):
         keys = tuple(map(_param_key, value))
@@ -104,7 +106,7 @@ def _param_key(value: Value) -> Value:
 
 
 @by_jaxpr
-def _program_key(program: AnyJaxpr) -> Hashable | None:
+def program_key(program: AnyJaxpr) -> Hashable | None:
     """A key, the same for programs that differ only in names of variables.
 
     `None` if equal keys would not prove that, or if it would hold arrays.
@@ -132,6 +134,29 @@ def _program_key(program: AnyJaxpr) -> Hashable | None:
         return _KEYS.setdefault(whole, _Key())
     except TypeError:  # a parameter that has no hash
         return None
+
+
+def with_shared_functions(closed: J) -> J:
+    """Let calls of equal functions with one author's derivative hold the same objects.
+
+    JAX traces such a function anew for each call; what is computed of one is then computed once.
+    """
+    known: dict[Hashable, Eqn] = {}
+
+    def shared(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "custom_jvp_call":
+            return eqn
+        params = eqn.params
+        rule, program = jvp_rule_of(params), program_key(params["call_jaxpr"])
+        if rule is None or program is None:
+            return eqn
+        try:
+            params = known.setdefault((rule, program), eqn).params
+        except TypeError:  # a rule that has no hash
+            return eqn
+        return eqn if params is eqn.params else eqn.replace(params=params)
+
+    return map_equations(closed, shared)
 
 
 def atom_key(atom: Atom) -> Hashable:

@@ -21,12 +21,20 @@ _MEASURED: Mapping[str, tuple[str, str]] = {
     "0.11": ("", f"{_DOT},{_REDUCE}"),
     "0.12": ("", f"{_DOT},{_REDUCE}"),
 }
+# Convolutions, products and softmax by oneDNN, which older releases are built without. It computes
+# the former together with the activation, which is 0 where XLA's is NaN.
+_FINITE: Mapping[str, Mapping[str, str]] = {
+    "0.12": {"xla_cpu_use_onednn": "True", "xla_cpu_experimental_onednn_custom_call": "True"},
+}
 # Where they were measured.
 _MACHINES = ("x86_64", "AMD64")
 
 
 def compiler_options(
-    platform: Literal["cpu", "gpu", "tpu"] = "cpu", *, gradient: bool = False
+    platform: Literal["cpu", "gpu", "tpu"] = "cpu",
+    *,
+    gradient: bool = False,
+    finite: bool = False,
 ) -> dict[str, str]:
     """Options of XLA for `jax.jit`, with which programs on large batches run faster.
 
@@ -38,6 +46,9 @@ def compiler_options(
 
     - `platform`: the platform that the program is compiled for.
     - `gradient`: whether the program computes gradients, as a step of training does.
+    - `finite`: whether it may be taken for granted that no value is NaN or infinite. With jaxlib
+        0.12, convolutions, products and `softmax` are then left to oneDNN, as in TensorFlow; where
+        a value is NaN, the result may be a number.
 
     **Returns:** options by name; none where none is known to pay: on a GPU or TPU, on processors
     other than x86, and for versions of jaxlib that have not been measured.
@@ -57,4 +68,6 @@ def compiler_options(
         return {}
     version = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
     kinds = _MEASURED.get(version)
-    return {} if kinds is None else {_FLAG: kinds[gradient]}
+    if kinds is None:
+        return {}
+    return {_FLAG: kinds[gradient], **(_FINITE.get(version, {}) if finite else {})}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jax
 
+from invert import emission
 from invert._entry import EntryPoint
 from invert._errors import plain
 from invert._private.jax import open_jaxpr
-from invert.emission import Layered
 from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.lists import Loop
 from invert.ir.avals import type_text
@@ -66,7 +66,7 @@ def graph_of(function: Function, depth: int | None = None) -> Graph:
     return Graph(svg.draw(box, depth))
 
 
-def _whole(layered: Layered, entry: EntryPoint) -> Box:
+def _whole(layered: emission.emit.Layered, entry: EntryPoint) -> Box:
     """The outermost box, with boxes for arguments and results."""
     root, names = layered.root, [name for name, _ in entry.named_specs()]
     names += ["key"] * (len(root.inputs) - len(names))
@@ -94,7 +94,7 @@ def _result_names(entry: EntryPoint, count: int) -> list[str]:
 class _Level:
     """The boxes inside a layer, and the edges between them."""
 
-    def __init__(self, layer: Layer, layered: Layered):
+    def __init__(self, layer: Layer, layered: emission.emit.Layered):
         self.layer, self.layered = layer, layered
         self.boxes: list[Box] = []
         self.edges: dict[tuple[int, int], None] = {}

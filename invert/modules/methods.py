@@ -59,10 +59,8 @@ class Methods(Recovered):
             for i, c in enumerate(held)
         }
 
-    def _emission(
-        self, layers: str | Sequence[str] = (), typecheck: bool = False, loader: bool = True
-    ) -> Emission:
-        styles = styles_of(layers, typecheck, loader)
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        styles = styles_of(layers, typecheck)
         emissions = self._functions[0][1].emissions_together
         if styles not in emissions:
             functions = {self._names()[name]: function for name, function in self._functions}

@@ -26,7 +26,7 @@ from invert.modules.function import Function
 from invert.modules.graph import Graph, graph_of
 from invert.modules.params import nest, param_paths
 from invert.modules.specializations import Specialization
-from invert.modules.texts import emission_of
+from invert.modules.texts import emission_of, with_loader
 
 _T = TypeVar("_T")
 
@@ -45,10 +45,8 @@ class Recovered(eqx.Module):
         """The arrays held by the programs, by their names in an emission."""
 
     @abc.abstractmethod
-    def _emission(
-        self, layers: str | Sequence[str] = (), typecheck: bool = False, loader: bool = True
-    ) -> Emission:
-        """The text in a style, written once, with the parameters of the container."""
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        """The text in a style, written once, with the container's parameters, without loader."""
 
     def named_params(self) -> dict[str, Value]:
         """Leaves of `params` by the names of the variables."""
@@ -75,7 +73,7 @@ class Recovered(eqx.Module):
         **Raises:** `EmissionError` if it has none; `SignatureError` if sizes are open that the text
         cannot leave open and no call has fixed.
         """
-        return self._emission().source
+        return with_loader(self._emission().namespace)
 
     @property
     def model(self) -> eqx.Module:
@@ -104,16 +102,17 @@ class Recovered(eqx.Module):
             same arithmetic. By default each layer is a separate field.
         - `typecheck`: makes every call check the annotated shapes and dtypes, by
             `jaxtyping.jaxtyped` with beartype, which the file then needs.
-        - `loader`: whether the text ends with the function `load`, which reads weights. Without it
-            it cannot be saved.
+        - `loader`: whether the text ends with the function `load`, which reads weights. Saved
+            modules always have it.
 
         **Returns:** an `Emission`; its `model` has the parameters of this module.
 
         **Raises:** as `source`; `ValueError` for unknown `layers`.
         """
-        emission = self._emission(layers, typecheck, loader)
+        emission = self._emission(layers, typecheck)
+        source = with_loader(emission.namespace) if loader else emission.source
         model = emission.with_values({**self._named_constants(), **self.named_params()})
-        return dataclasses.replace(emission, model=model)
+        return dataclasses.replace(emission, source=source, model=model)
 
     def summary(self) -> str:
         """The functions with their types, and a table of layers, arrays and sizes."""
@@ -243,10 +242,8 @@ class Module(Recovered):
             return self._first().report
         return stage.report
 
-    def _emission(
-        self, layers: str | Sequence[str] = (), typecheck: bool = False, loader: bool = True
-    ) -> Emission:
-        styles = styles_of(layers, typecheck, loader)
+    def _emission(self, layers: str | Sequence[str] = (), typecheck: bool = False) -> Emission:
+        styles = styles_of(layers, typecheck)
         function = self._function
         if styles not in function.emissions:
             functions = {CALL: function}
@@ -315,7 +312,7 @@ def _wrong_arrays(
             yield f"the {name} has the dtype {x.dtype}, expected {wanted.dtype}"
 
 
-def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True) -> frozenset[str]:
+def styles_of(layers: str | Sequence[str], typecheck: bool) -> frozenset[str]:
     """The requested styles of a text.
 
     **Raises:** `ValueError` for an unknown style.
@@ -324,8 +321,7 @@ def styles_of(layers: str | Sequence[str], typecheck: bool, loader: bool = True)
     if unknown := styles - STYLES:
         names = " or ".join(map(repr, sorted(STYLES)))
         raise ValueError(f"layers={sorted(unknown)[0]!r} is not a style; expected {names}")
-    styles |= {"typecheck"} if typecheck else frozenset()
-    return styles if loader else styles | {"no loader"}
+    return styles | {"typecheck"} if typecheck else styles
 
 
 def named(params: dict[str, Value], functions: Iterable[Function]) -> dict[str, Value]:

@@ -36,6 +36,7 @@ from invert.ir.types import Value
 from invert.modules import placement
 from invert.modules.methods import Methods
 from invert.modules.module import Module
+from invert.modules.texts import with_loader
 
 _CODE, _WEIGHTS, _PAGE = "model.py", "weights.safetensors", "README.md"
 _INDEX = f"{_WEIGHTS}.index.json"
@@ -123,18 +124,12 @@ def _written(
 def _texts(model: eqx.Module) -> tuple[str, str]:
     """The source of an emitted module, and its README."""
     namespace = sys.modules.get(type(model).__module__)
-    source = getattr(namespace, "__source__", None)
-    if source is None:
+    if namespace is None or not hasattr(namespace, "__source__"):
         raise EmissionError(
             f"{type(model).__name__} is not a module written by invert",
             remedy="Save a recovered module or its `model`.",
         )
-    if not hasattr(namespace, "load"):
-        raise ValueError(
-            f"{type(model).__name__} was written with loader=False, so its file could not read "
-            "weights; save the recovered module, or emit it with the loader"
-        )
-    return source, getattr(namespace, "__page__", "")
+    return with_loader(namespace), getattr(namespace, "__page__", "")
 
 
 def _readable_arrays(model: eqx.Module, state: eqx.nn.State | None) -> dict[str, Value]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence, Set
+from types import ModuleType
 
+from invert import emission
 from invert._errors import EmissionError, SignatureError, nested_too_deep
 from invert._private.jax import open_jaxpr, under_own_settings
-from invert.emission import Emission, Layered, Recovered, cut_into_layers, emit_methods
+from invert.emission import Emission
 from invert.modules.empty_sizes import with_empty_results
 from invert.modules.function import Function
 from invert.modules.specializations import Specialization
@@ -42,32 +44,42 @@ def emission_of(
         else:
             parts = {n: _recovered(f, wholes[n], held) for n, f in functions.items()}
             try:
-                return emit_methods(parts, title, styles, notes)
+                return emission.emit.emit_methods(parts, title, styles, notes)
             except EmissionError as error:
                 if all(f.is_static for f in functions.values()):
                     raise
                 reason = error.line
         parts = {name: _at_one_size(f, reason, held) for name, f in functions.items()}
-        return emit_methods(parts, title, styles, (f"for fixed sizes only: {reason}", *notes))
+        return emission.emit.emit_methods(
+            parts, title, styles, (f"for fixed sizes only: {reason}", *notes)
+        )
+
+
+def with_loader(namespace: ModuleType) -> str:
+    """The text of a written module with the functions that read weights, which it gets too."""
+    with _ONE_THREAD:
+        return emission.emit.add_loader(namespace)
 
 
 @under_own_settings()
-def layers_of(function: Function) -> Layered:
+def layers_of(function: Function) -> emission.emit.Layered:
     """The layers of a recovered function, as in its text.
 
     **Raises:** `SignatureError` if sizes are open that no example has fixed.
     """
     with _ONE_THREAD, nested_too_deep(function.entry.name):
         if (stage := _stage_for_text(function)) is None:
-            return cut_into_layers(_at_one_size(function, function.divided, frozenset()))
-        return cut_into_layers(_recovered(function, stage, frozenset()))
+            return emission.emit.cut_into_layers(
+                _at_one_size(function, function.divided, frozenset())
+            )
+        return emission.emit.cut_into_layers(_recovered(function, stage, frozenset()))
 
 
 def _stage_for_text(function: Function) -> Specialization | None:
     return function.sized if function.is_static else function.whole_for_text()
 
 
-def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
+def _at_one_size(function: Function, reason: str, held: Set[str]) -> emission.recovered.Recovered:
     """A function's program at the sizes of an example or a call.
 
     **Raises:** `SignatureError` if there was none.
@@ -85,9 +97,9 @@ def _at_one_size(function: Function, reason: str, held: Set[str]) -> Recovered:
 
 def _recovered(
     function: Function, stage: Specialization, held: Set[str], fixed: str = ""
-) -> Recovered:
+) -> emission.recovered.Recovered:
     held_count = len(stage.constants) + len(function.entry.params)
-    return Recovered(
+    return emission.recovered.Recovered(
         function.entry,
         stage.jaxpr,
         stage.constants,

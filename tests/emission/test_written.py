@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import invert
+from invert import emission as emission_room
 from invert._private.jax import eval_jaxpr, open_jaxpr, trace_closed
 from invert.ir import traced_form
 from invert.ir.simplify import simplify
@@ -309,15 +310,27 @@ def test_a_value_is_carried_once() -> None:
             assert np.array_equal(got, want)
 
 
-def test_text_without_the_reader_of_its_weights(tmp_path: Path) -> None:
+def test_text_without_the_reader_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written and compared once, with and without."""
     x = ramp(2, 3, 4)
     module = _written(_network, _params(), x)
+    written: list[object] = []
+    emit = emission_room.emit.emit_methods
+    monkeypatch.setattr(
+        emission_room.emit, "emit_methods", lambda *a: written.append(a) or emit(*a)
+    )
     emission: Any = module.emit(loader=False)
     assert "def " not in emission.source.partition("class Network")[2].partition("\n\n\n")[2]
     assert "safetensors" not in emission.source
     assert np.array_equal(emission.model(x), module(x))
-    with pytest.raises(ValueError, match="loader"):
-        invert.save(emission.model, tmp_path)
+    invert.save(emission.model, tmp_path / "package")
+    text = (tmp_path / "package/model.py").read_text()
+    assert text == module.source == module.emit().source and len(written) == 1
+    assert emission.source == module.emit(loader=False).source != text
+    again: Any = invert.load(tmp_path / "package")
+    assert np.array_equal(again(x), module(x))
 
 
 def test_a_convolution_of_two_arguments() -> None:

@@ -23,6 +23,7 @@ from invert.ir import traced_form
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import equations, is_wide, map_jaxprs
+from invert.ir.merging import program_key
 from invert.ir.sizes import DimSize
 from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Literal, Var
 from invert.ir.written_form import without_neutral
@@ -59,6 +60,7 @@ class Prover:
     chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
     _traced: dict[Hashable, _Traced | None] = dataclasses.field(default_factory=dict)
+    _proved: dict[Hashable, tuple[bool, ClosedJaxpr]] = dataclasses.field(default_factory=dict)
     _graphs: dict[int, tuple[ClosedJaxpr, Graph]] = dataclasses.field(default_factory=dict)
 
     def graph(self, traced: ClosedJaxpr) -> Graph:
@@ -130,12 +132,22 @@ class Prover:
                 target = base.replace(
                     constvars=[], invars=variables, outvars=list(outs), eqns=list(eqns)
                 )
-            try:
-                if not _are_one(traced, target):
-                    return False
-            except EmissionError:  # a rule that cannot be compared
+            if not self._proves(traced, target):
                 return False
         return True
+
+    def _proves(self, traced: ClosedJaxpr, target: Jaxpr) -> bool:
+        """As `_are_one`; equal programs are compared with an expression once."""
+        key = id(traced), program_key(target)
+        if key in self._proved:
+            return self._proved[key][0]
+        try:
+            same = _are_one(traced, target)
+        except EmissionError:  # a rule that cannot be compared
+            same = False
+        if key[1] is not None:
+            self._proved[key] = same, traced  # which is kept, so that no other has its number
+        return same
 
 
 def _are_one(traced: ClosedJaxpr, target: Jaxpr) -> bool:

@@ -14,7 +14,7 @@ LEAST_DIFFERENT = 3
 
 def ratios(column: Sequence[object], base: Sequence[object]) -> tuple[int, ...] | None:
     """Ratios of sizes to others, if all are integers and mostly equal."""
-    if len(column) != len(base):
+    if len(column) != len(base) or len(base) < LEAST_DIFFERENT:
         return None
     found: list[int] = []
     for n, unit in zip(column, base, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -27,6 +27,7 @@ from invert.ir.interpret import OnEqn, evaluate, interpret
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import ScanParts
 from invert.ir.match import Match
+from invert.ir.merging import program_key
 from invert.ir.size_slices import with_slices
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, ShapedArray, Value, Var
 
@@ -118,6 +119,8 @@ class Stacker:
         self.marks, self.messages = marks, messages
         self.least = least
         self.rows: dict[Var, Rows] = {}
+        # Those of normal forms; layers that are alike share one.
+        self._graphs: dict[Hashable, Graph] = {}
 
     def stack(self, root: Layer) -> None:
         """Replace the runs in a tree of layers."""
@@ -233,7 +236,12 @@ class Stacker:
         jaxpr = self.jaxpr.replace(
             constvars=[], invars=held, outvars=layer.outputs, eqns=equations(layer)
         )
-        return held, Graph(traced_form.normal(jaxpr))
+        key = program_key(jaxpr)
+        if key is None:
+            return held, Graph(traced_form.normal(jaxpr))
+        if key not in self._graphs:
+            self._graphs[key] = Graph(traced_form.normal(jaxpr))
+        return held, self._graphs[key]
 
     def _replaced(self, layer: Layer, run: Members) -> list[Eqn]:
         """The steps that replace a run."""

@@ -361,11 +361,12 @@ class Twins:
 
         - `whole`: whether those of layers without any size as an argument are among them.
         """
+        sources = functools.cache(lambda source: dict(source.leaves()))
         for inner in node.walk():
             scaled = self._scaled.get(self.of.get(inner, _NONE))
             if inner is node or inner.listed or (scaled is None and not whole):
                 continue
-            known = dict(scaled.source.leaves()) if scaled is not None else {}
+            known = sources(scaled.source) if scaled is not None else {}
             for path, v in inner.leaves():
                 for i in range(len(v.aval.shape)):
                     if scaled is None or scaled.keeps(known[path], i):

@@ -43,20 +43,16 @@ def module_of(source: str, name: str) -> types.ModuleType:
     """
     number = next(_numbers)
     filename = f"<invert {name} {number}>"
-    name = f"{name}_{number}" if name in sys.modules else name
-    lines = source.splitlines(keepends=True)
-    # `linecache.checkcache` keeps entries without a modification time.
-    linecache.cache[filename] = (len(source), None, lines, filename)
-    module = types.ModuleType(name)
+    module = types.ModuleType(f"{name}_{number}" if name in sys.modules else name)
     module.__file__ = filename
-    sys.modules[name] = module
+    sys.modules[module.__name__] = module
     try:
-        exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        extend(module, source, filename)
     except BaseException:
         forget(module)
         raise
     for value in list(vars(module).values()):
-        if isinstance(value, type) and value.__module__ == name:
+        if isinstance(value, type) and value.__module__ == module.__name__:
             value.__reduce_ex__ = _reduced  # pyright: ignore[reportAttributeAccessIssue]
     return module
 
@@ -78,6 +74,14 @@ def _made(source: str, name: str, cls: str) -> object:
     if made is None:
         made = _texts[source] = module_of(source, name)
     return object.__new__(getattr(made, cls))
+
+
+def extend(module: types.ModuleType, source: str, filename: str) -> None:
+    """Run further text of a module, whose lines are shown in tracebacks too."""
+    # `linecache.checkcache` keeps entries without a modification time.
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
 
 
 def forget(module: types.ModuleType) -> None:
