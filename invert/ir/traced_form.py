@@ -41,7 +41,7 @@ from invert._private.jax import (
 )
 from invert.ir import kinds
 from invert.ir.avals import is_differentiable, is_key, is_weak, type_of
-from invert.ir.closed_over import in_order_of_use, typed, with_closed_over
+from invert.ir.closed_over import in_order_of_use, order_of_use, typed, with_closed_over
 from invert.ir.graph import is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
@@ -612,12 +612,22 @@ def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
 def _scan(eqn: Eqn, depth: int) -> Eqn:
     parts = ScanParts.of(eqn)
     (jaxpr,), kept = in_order_of_use([parts.body], parts.consts)
+    # A module with stacked arrays has them in the order of its fields, also those that are unused.
+    body = open_jaxpr(jaxpr)
+    first, rows = body.invars[: len(body.invars) - len(parts.xs)], body.invars[-len(parts.xs) :]
+    order = order_of_use(body, rows) if parts.xs else []
+    if order != [*range(len(parts.xs))]:
+        jaxpr = close_like(jaxpr, body.replace(invars=[*first, *(rows[i] for i in order)]))
     params = {**plain_params(eqn.params), "jaxpr": jaxpr}
     for name in ("num_consts", "linear"):
         params.pop(name, None)
-    return eqn.replace(
-        params=params, invars=[*(parts.consts[i] for i in kept), *parts.init, *parts.xs]
-    )
+    xs = (parts.xs[i] for i in order)
+    return eqn.replace(params=params, invars=[*(parts.consts[i] for i in kept), *parts.init, *xs])
+
+
+def _checkpoint(eqn: Eqn, depth: int) -> Eqn:
+    (jaxpr,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
+    return eqn.replace(params={**eqn.params, "jaxpr": jaxpr}, invars=[eqn.invars[i] for i in kept])
 
 
 def _while_or_cond(eqn: Eqn, depth: int) -> Eqn:
@@ -770,6 +780,8 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
 
 _NORMAL = {
     "scan": _scan,
+    "checkpoint": _checkpoint,
+    "remat2": _checkpoint,
     "while": _while_or_cond,
     "cond": _while_or_cond,
     "custom_jvp_call": _custom_call,
