@@ -539,7 +539,8 @@ class _Variant:
             stacker = stack.Stacker(program.jaxpr, program, marks, self.messages, least)
             stacker.stack(root)
             rows = self.weights.rows
-            self.weights.rows = {v: stacker.rows.get(w, w) for v, w in rows.items()} | stacker.rows
+            rows |= {v: stacker.rows[w] for v, w in rows.items() if w in stacker.rows}
+            rows |= stacker.rows
             if any(v in self.held for r in stacker.rows.values() for v in stack.leaves_of(r)):
                 raise EmissionError("layers whose arrays are in the state are not stacked")
 
