@@ -203,6 +203,7 @@ class Classes:
         self._made = {v: e for e in eqns for v in e.outvars}
         self.size_names = SizeNames(self.of, self.inits, self._made, parameters, self.called)
         file.layer = self._step
+        file.stacked = lambda layer: syntax.field(_self(), *self.tree.names[layer].split("."))
 
     def _step(self, body: Body, eqn: Eqn) -> Placed | None:
         """The call of a layer, or an access to the state; `None` for an equation."""
@@ -245,6 +246,8 @@ class Classes:
         """`self.block`, or the method of it that a layer is."""
         method = self._methods[layer]
         attributes = [] if method == _CALL else [method]
+        if layer.count:
+            return syntax.field(ast.Name(self.file.module(layer), ast.Load()), *attributes)
         return syntax.field(_self(), *self.tree.names[layer].split("."), *attributes)
 
     def _applied(self, function: ast.expr, layer: Layer, args: Sequence[ast.expr]) -> ast.expr:

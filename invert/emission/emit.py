@@ -39,6 +39,7 @@ from invert.emission.layers import (
     field_names,
     lists,
     regions,
+    scans,
     stack,
     structure,
 )
@@ -66,7 +67,7 @@ from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs, names_in
 from invert.ir.size_values import with_size_values
-from invert.ir.types import Eqn, Jaxpr, Var
+from invert.ir.types import Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.written_form import as_written, without_neutral
 
 # What Keras calls models without a name.
@@ -140,15 +141,19 @@ def _emit(
     failures: list[str] = []
     checks = styles - STYLES
     forms = [_Form(checks), _Form(checks, outlined=False)]
-    forms += [_Form(checks, outlined=False, lists=False), _Form(checks, False, False, False)]
+    forms.append(_Form(checks, outlined=False, lists=False))
+    forms += [dataclasses.replace(form, stacks=False) for form in forms]
+    forms.append(_Form(checks, False, False, False))
     if styles != checks:
         forms[:0] = [_Form(styles), _Form(styles, outlined=False)]
     forms.append(_Form(checks, False, False, False, plain=True))
-    parted = False
+    parted = stacked = False
     while forms:
         form = forms.pop(0)
         if form.lists and not form.outlined and not parted:
             continue  # it has been tried
+        if form.layers and not form.stacks and not stacked:
+            continue  # so has it without stacks
         variant = _Variant(recovered, title, form)
         emission = None
         try:
@@ -171,7 +176,7 @@ def _emit(
             reasons = [f"written as {form}: {failures[0]}"] if failures else []
             messages = (*notes, *reasons, *emission.messages)
             return _described(dataclasses.replace(emission, messages=messages), recovered, title)
-        parted = bool(variant.parts)
+        parted, stacked = bool(variant.parts), stacked or bool(variant.stacks)
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
@@ -242,6 +247,7 @@ class _Form:
     - `outlined`: whether parts that are computed several times are written once.
     - `plain`: as for `Writer`.
     - `every_size`: as `every` for `give_sizes`.
+    - `stacks`: whether the steps of loops over stacked parameters are layers.
     """
 
     styles: Set[str]
@@ -250,6 +256,7 @@ class _Form:
     outlined: bool = True
     plain: bool = False
     every_size: bool = False
+    stacks: bool = True
 
     def __str__(self) -> str:
         if self.layers:
@@ -264,7 +271,10 @@ class _Variant:
         self.recovered, self.title, self.form = recovered, title, form
         self.styles = form.styles
         self.parts: list[copies.Part] = []
+        self.stacks: list[scans.Stack] = []
         self.weights = Weights()
+        # The variables of the rows of stacked parameters.
+        self.row_of: dict[Var, Var] = {}
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
         self.parameters = Parameters(recovered)
@@ -288,13 +298,14 @@ class _Variant:
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.form.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
+        whole = [*roots.values(), *(stack.root for stack in self.stacks)]
         if self.form.lists and len(roots) == 1:
-            for root in (*roots.values(), *(p.root for p in self.parts)):
+            for root in (*whole, *(p.root for p in self.parts)):
                 blocks.group(root, self.paths, self._own_name(roots))
         if len(roots) == 1:
             for root in roots.values():
                 field_names.shorten(root, self._own_name(roots), self.paths)
-        for root in roots.values():
+        for root in whole:
             copies.call(root)
             give_positions(root)
             give_sizes(root, program.shape, every=self.form.every_size)
@@ -308,14 +319,14 @@ class _Variant:
             layer_tree.lists_of(p.name for r in self.recovered.values() for p in r.entry.params),
         )
         if self.form.lists and len(roots) == 1:
-            for root in roots.values():
+            for root in whole:
                 found.find(root, stack.Stacker(program.jaxpr, program, {}, []))
                 field_names.align(root)
-        for name, root in roots.items():
+        for root in whole:
             blocks.name_layers(root)
             if self.form.layers:
                 units = functools.partial(_units, file)
-                cells.find(root, programs[name].jaxpr, self.paths, self.held, units)
+                cells.find(root, program.jaxpr, self.paths, self.held, units)
             if self.form.lists and not self.held:
                 found.unroll(root)
         return programs, file, roots, found
@@ -336,7 +347,7 @@ class _Variant:
         if len(title) == 1 or title in _UNNAMED:  # the name of a parameter says nothing
             title = "Model"
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
-        starts = self.parameters.starts(jaxprs.values())
+        starts = self.parameters.starts(jaxprs.values(), self.stacks)
         held = {k: v for r in self.recovered.values() for k, v in r.entry.attributes.items()}
         tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras, attributes=held)
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
@@ -362,10 +373,13 @@ class _Variant:
         ]
         stated = [r.entry.shardings.params for r in self.recovered.values() if r.entry.shardings]
         known = {name: spec for params in stated for name, spec in params.items()}
-        specs = {v: known[name] for v, name in self.parameters.containers.items() if name in known}
-        main = main_class.Main(classes, methods, stacked=bool(self.weights.rows), specs=specs)
+        names = self.parameters.containers
+        arrays = {v: self.weights.rows.get(v, v) for _, v in tree.root.leaves()}
+        whole = {v: names[w] for v, w in arrays.items() if isinstance(w, Var)}
+        specs = {v: known[name] for v, name in whole.items() if name in known}
+        main = main_class.Main(classes, methods, stacked=len(whole) < len(arrays), specs=specs)
         flags = self.parameters.flags()
-        trained = {v for v, flag in flags.items() if flag}
+        trained = {v for v, w in arrays.items() if all(map(flags.get, stack.leaves_of(w)))}
         loader = main.add(tree.root, trained)
         self.messages += main.messages
         texts = self._texts(classes, file, loader.cls, module_of)
@@ -484,6 +498,9 @@ class _Variant:
     ) -> cut.Layer:
         """The layer of a program, with the layers inside it."""
         paths = {v: self.paths[v] for v in parameters}
+        stacks: list[scans.Stack] = []
+        if self.form.layers and self.form.stacks:
+            jaxpr, stacks, paths = self._stacks(jaxpr, paths, file)
         if self.form.layers:
             paths = structure.named(jaxpr, paths)
             self.paths |= paths
@@ -491,7 +508,34 @@ class _Variant:
             jaxpr, paths = hoisted(jaxpr, paths)
             self.paths |= paths
             jaxpr = separated(jaxpr)
-        return cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
+        layer = cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
+        scans.connect(layer, stacks)
+        return layer
+
+    def _stacks(
+        self, jaxpr: Jaxpr, paths: Mapping[Var, cut.Path], file: File
+    ) -> tuple[Jaxpr, list[scans.Stack], dict[Var, cut.Path]]:
+        """Make layers of the steps of loops over stacked parameters."""
+        other = {*self.held, *self.parameters.constants()}
+        known = {v: path for v, path in paths.items() if v not in other}
+        jaxpr, stacks = scans.outlined(jaxpr, known, self._row_of)
+        paths = dict(paths)
+        for part in stacks:
+            n, rows = len(part.prefix), self.weights.rows
+            rows |= {row: rows.get(v, v) for row, v in part.rows.items()}
+            for row, v in part.rows.items():
+                # Until it is cut, a block knows its own names only; outside, it is one thing.
+                self.paths[row], paths[v] = paths[v][n:], (*part.prefix[:-1], paths[v][-1])
+            part.become(self._layer(part.body, part.parameters, (), file, alone=True))
+            self.paths |= {row: (*part.prefix, *self.paths[row]) for row in part.rows}
+        self.stacks += stacks
+        return jaxpr, stacks, paths
+
+    def _row_of(self, v: Var) -> Var:
+        """The variable of the rows of a parameter."""
+        if v not in self.row_of:
+            self.row_of[v] = Var(ShapedArray(v.aval.shape[1:], v.aval.dtype))
+        return self.row_of[v]
 
     def _restyle(self, roots: Mapping[str, cut.Layer], program: Program) -> None:
         """Replace layers by those of Equinox, and stack layers."""
@@ -512,8 +556,10 @@ class _Variant:
             marks = self.parameters.flags()
             stacker = stack.Stacker(program.jaxpr, program, marks, self.messages, least)
             stacker.stack(root)
-            rows = self.weights.rows = stacker.rows
-            if any(v in self.held for r in rows.values() for v in stack.leaves_of(r)):
+            rows = self.weights.rows
+            rows |= {v: stacker.rows[w] for v, w in rows.items() if w in stacker.rows}
+            rows |= stacker.rows
+            if any(v in self.held for r in stacker.rows.values() for v in stack.leaves_of(r)):
                 raise EmissionError("layers whose arrays are in the state are not stacked")
 
     def _doc(self) -> list[str]:

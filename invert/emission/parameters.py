@@ -14,6 +14,7 @@ from invert._private.jax import rename
 from invert.emission.constructors.starts import Starts, has_keras_names
 from invert.emission.emitted import constant_name
 from invert.emission.layers.cut import Path
+from invert.emission.layers.scans import Stack
 from invert.emission.layers.tree import SCALES, SUMMANDS, split_name
 from invert.emission.layers.tree import constant_name as name_by_use
 from invert.emission.recovered import Recovered
@@ -79,19 +80,26 @@ class Parameters:
         flags = {p.name: p.trainable for p in params}
         return {v: flags.get(name) for v, name in self.containers.items()}
 
-    def starts(self, jaxprs: Iterable[Jaxpr]) -> Starts:
-        """The initial values of the parameters."""
+    def constants(self) -> dict[Var, Value]:
+        """The values of the constants that are not weights."""
         params = [p.name for r in self._recovered.values() for p in r.entry.params]
         known = {v for v, name in self.containers.items() if name in params}
         # If a program has no parameters, its constants are the weights, except integer tables.
-        values = {
+        return {
             v: value
             for v, value in self.values.items()
             if v not in known and (params or not jax.numpy.issubdtype(value.dtype, np.inexact))
         }
-        every = list(jaxprs)
+
+    def starts(self, jaxprs: Iterable[Jaxpr], stacks: Sequence[Stack] = ()) -> Starts:
+        """The initial values of the parameters, and of the rows of stacked ones."""
+        params = [p.name for r in self._recovered.values() for p in r.entry.params]
+        values = self.constants()
+        every = [*jaxprs, *(stack.body for stack in stacks)]
         users, computed = _users(every), _computed(every)
-        uses = {v: name_by_use(v, users, computed) for v in self.values}
+        # A stacked parameter has no users but its loop.
+        own = [*self.values, *(v for stack in stacks for v in stack.rows)]
+        uses = {v: name_by_use(v, users, computed) for v in own}
         scales = {
             v
             for v, use in uses.items()
@@ -102,8 +110,8 @@ class Parameters:
             for v, use in uses.items()
             if use in SUMMANDS or _is_joined(v, users) or _is_looked_up(v, users)
         }
-        inputs_first = {v for v in self.values if _is_multiplied(v, users, 2)}
-        split = {v for v in self.values if _is_multiplied(v, users, 3)}
+        inputs_first = {v for v in own if _is_multiplied(v, users, 2)}
+        split = {v for v in own if _is_multiplied(v, users, 3)}
         names = {v: path[-1] for v, path in self.paths.items()}
         keras = any(r.entry.keras for r in self._recovered.values()) or has_keras_names(params)
         lstm = _forgetful(self.paths) if keras else frozenset()
@@ -118,9 +126,9 @@ class Parameters:
             split,
             added,
             inputs_first,
-            beside_one={v for v in self.values if _is_beside_one(v, users)},
-            several={v for v in self.values if _is_several(v, users)},
-            outputs_first={v for v in self.values if _has_outputs_first(v, users)},
+            beside_one={v for v in own if _is_beside_one(v, users)},
+            several={v for v in own if _is_several(v, users)},
+            outputs_first={v for v in own if _has_outputs_first(v, users)},
         )
 
 

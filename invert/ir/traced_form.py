@@ -43,6 +43,7 @@ from invert.ir import kinds
 from invert.ir.avals import is_key, is_weak, type_of
 from invert.ir.closed_over import (
     in_order_of_use,
+    order_of_use,
     typed,
     with_closed_over,
     with_numbers_inside,
@@ -626,8 +627,25 @@ def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:
 
 def _scan(eqn: Eqn, depth: int) -> Eqn:
     eqn = with_closed_over(eqn)
-    params = {n: value for n, value in plain_params(eqn.params).items() if n != "num_consts"}
-    return eqn.replace(params=params)
+    parts = ScanParts.of(eqn)
+    params = {
+        n: v for n, v in plain_params(eqn.params).items() if n not in ("num_consts", "linear")
+    }
+    # A module with stacked arrays has them in the order of its fields, also those that are unused.
+    body = open_jaxpr(parts.body)
+    count = len(body.invars) - len(parts.xs)
+    first, rows = body.invars[:count], body.invars[count:]
+    order = order_of_use(body, rows)
+    if order != [*range(len(rows))]:
+        body = body.replace(invars=[*first, *(rows[i] for i in order)])
+        params["jaxpr"] = close_like(parts.body, body)
+    xs = (parts.xs[i] for i in order)
+    return eqn.replace(params=params, invars=[*parts.consts, *parts.init, *xs])
+
+
+def _checkpoint(eqn: Eqn, depth: int) -> Eqn:
+    (jaxpr,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
+    return eqn.replace(params={**eqn.params, "jaxpr": jaxpr}, invars=[eqn.invars[i] for i in kept])
 
 
 def _while_or_cond(eqn: Eqn, depth: int) -> Eqn:
@@ -760,6 +778,8 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
 
 _NORMAL = {
     "scan": _scan,
+    "checkpoint": _checkpoint,
+    "remat2": _checkpoint,
     "while": _while_or_cond,
     "cond": _while_or_cond,
     "custom_jvp_call": _custom_call,

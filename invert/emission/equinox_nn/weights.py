@@ -42,7 +42,7 @@ class Weights:
 
     def type_of(self, v: Var) -> jax.ShapeDtypeStruct:
         """The type of that array."""
-        aval = stack.stacked_type(v, self.rows.get(v, v))
+        aval = stack.stacked_type(self.rows.get(v, v))
         if v not in self.layouts:
             return aval
         depth = len(aval.shape) - len(v.aval.shape)

@@ -301,7 +301,11 @@ class Body:
                 and self._is_field(atoms[0])
             ):
                 hints[i] = self._fields[atoms[0]]
-            elif len(eqn.outvars) == 1 and (hints[i] == PRODUCT or not says(hints[i])):
+            elif (
+                len(eqn.outvars) == 1
+                and (hints[i] == PRODUCT or not says(hints[i]))
+                and placed.pattern in (None, (0,))
+            ):
                 product = hints[i] == PRODUCT
                 hints[i] = noun(
                     eqn, atoms, self.names, self.path, product=product, fields=self._fields
@@ -525,14 +529,6 @@ class Body:
                 self._settle(token)
         filled = syntax.substitute(expression, values) if values else expression
         return filled, width, inside
-
-    def before(self, statement: Statement, atoms: Sequence[Atom]) -> None:
-        """Add a statement, preceded by those that compute `operands`."""
-        for atom in atoms:
-            if not isinstance(atom, Literal):
-                self._settle(self.token(atom))
-        statement.place = max((s.place for s in self.statements), default=0)
-        self.statements.append(statement)
 
     def _settle(self, token: str) -> None:
         """Write the statement of a value that was kept back for inlining."""

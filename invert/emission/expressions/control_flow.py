@@ -25,9 +25,11 @@ from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType
 from invert.emission.expressions.writer import Writer
 from invert.emission.layers import roles
+from invert.emission.layers.cut import calls
+from invert.emission.layers.scans import step_of
 from invert.emission.python import syntax
-from invert.emission.python.naming import stem
-from invert.emission.python.nouns import FILLED, says
+from invert.emission.python.naming import snake, stem
+from invert.emission.python.nouns import FILLED, PLAIN, STREAM, says
 from invert.emission.python.syntax import call, number
 from invert.ir import associative_scans
 from invert.ir.associative_scans import AssociativeScan
@@ -90,6 +92,7 @@ def local(
     result: Callable[[list[ast.expr]], ast.expr],
     starts: Sequence[Atom] = (),
     called: Mapping[int, str] | None = None,
+    modules: Sequence[tuple[str, str]] = (),
 ) -> FunctionText:
     """A local function of the current body.
 
@@ -100,6 +103,7 @@ def local(
     - `result`: makes the returned expression from the results.
     - `starts`: atoms of the outer body after which the first parameters are named.
     - `called`: names of parameters by number, which take precedence.
+    - `modules`: tokens and names of modules that come first in its last parameter.
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
@@ -121,20 +125,25 @@ def local(
         types.update((outer.token(v), outer.type_of(v)) for v in chosen)
         tokens = tuple(outer.token(v) for v in chosen)
         taken.append(tokens[0] if count == -1 else tokens)
+    hints = [
+        names.get(variables[0], name) if count == -1 else name
+        for (name, count), variables in zip(parameters, held, strict=True)
+    ]
+    if modules:
+        tokens = [*(token for token, _ in modules), *map(outer.token, held[-1])]
+        taken[-1] = tokens[0] if len(tokens) == 1 else tuple(tokens)
+        hints[-1] = modules[0][1] if len(tokens) == 1 else parameters[-1][0]
     body = Body(file, jaxpr, given, names)
     value = result(body.run())
     return FunctionText(
         syntax.new_token(),
         hint,
         taken,
-        [
-            names.get(variables[0], name) if count == -1 else name
-            for (name, count), variables in zip(parameters, held, strict=True)
-        ],
+        hints,
         body.statements,
         value,
         types=types,
-        parts={outer.token(v): names[v] for v in jaxpr.invars if v in names},
+        parts={outer.token(v): names[v] for v in jaxpr.invars if v in names} | dict(modules),
     )
 
 
@@ -210,18 +219,25 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
     def result(values: list[ast.expr]) -> ast.expr:
         return syntax.tuple_of([packed(values[:carried]), packed(values[carried:])])
 
-    parameters = [("carry", _arity(carried)), ("x" if scanned < 2 else "xs", _arity(scanned))]
+    layers = [c.layer for c in calls([eqn]) if c.layer.count]
+    modules = [(file.module(layer), snake(layer.kind)) for layer in layers]
+    rows = scanned + len(modules)
+    parameters = [("carry", _arity(carried)), ("x" if rows < 2 else "xs", _arity(scanned))]
     names = {} if file.plain else roles.carried(parts)
+    if modules and carried == 1:
+        names = {0: STREAM, **names}
     plain = [i for i, a in enumerate(parts.xs) if is_var(a) and not says(body.names.get(a))]
     if len(plain) == 1:
-        names = {**names, carried + plain[0]: "x"}
+        names = {**names, carried + plain[0]: "x" if carried + len(modules) != 2 else PLAIN}
     starts = [*parts.init, *parts.xs]
+    closed, whole = (parts.body, None) if file.plain else step_of(parts.body)
     function = local(
-        file, body, parts.body, "step", parts.consts, parameters, result, starts, names
+        file, body, closed, "step", parts.consts, parameters, result, starts, names, modules
     )
-    init, xs = (packed([body.operand(a) for a in atoms]) for atoms in (parts.init, parts.xs))
+    init, xs = ([body.operand(a) for a in atoms] for atoms in (parts.init, parts.xs))
+    stacked = [file.stacked(layer) for layer in layers]
     keywords: dict[str, ast.expr] = {}
-    if not scanned:
+    if not rows:
         keywords["length"] = literals.size(params["length"])
     if params["reverse"]:
         keywords["reverse"] = number(True)
@@ -229,7 +245,8 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
         keywords["unroll"] = number(params["unroll"])
     if params.get("_split_transpose"):
         keywords["_split_transpose"] = number(True)
-    expression = call("lax.scan", _reference(function), init, xs, **keywords)
+    step = _reference(function) if whole is None else _checkpointed(function, whole)
+    expression = call("lax.scan", step, packed(init), packed([*stacked, *xs]), **keywords)
     outs = len(eqn.outvars)
     pattern = (unpacking(range(carried)), unpacking(range(carried, outs)))
     hints = _named(body, parts.init, "carry") + ["ys"] * (outs - carried)
@@ -400,14 +417,19 @@ def _reduce(file: Writer, body: Body, eqn: Eqn) -> Placed:
 def _remat(file: Writer, body: Body, eqn: Eqn) -> Placed:
     parameters = [(h, -1) for h in parameter_hints(len(eqn.invars))]
     function = local(file, body, eqn.params["jaxpr"], "block", [], parameters, syntax.one_or_tuple)
+    wrapped = _checkpointed(function, eqn)
+    return Placed(call(wrapped, *map(body.operand, eqn.invars)), False, [function])
+
+
+def _checkpointed(function: FunctionText, eqn: Eqn) -> ast.expr:
+    """`jax.checkpoint(function)`, with the options of an equation."""
     keywords: dict[str, ast.expr] = {}
     policies = vars(jax.checkpoint_policies).items()
     if named := [name for name, policy in policies if policy == eqn.params["policy"]]:
         keywords["policy"] = syntax.name(f"jax.checkpoint_policies.{named[0]}")
     if not eqn.params["prevent_cse"]:
         keywords["prevent_cse"] = number(False)
-    wrapped = call("jax.checkpoint", _reference(function), **keywords)
-    return Placed(call(wrapped, *map(body.operand, eqn.invars)), False, [function])
+    return call("jax.checkpoint", _reference(function), **keywords)
 
 
 def _shard_map(file: Writer, body: Body, eqn: Eqn) -> Placed:

@@ -11,7 +11,7 @@ from invert.emission.expressions.statements import FunctionText, Parameter, Stat
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.python import syntax
-from invert.emission.python.naming import snake
+from invert.emission.python.naming import singular, snake
 from invert.emission.python.syntax import call, number
 
 
@@ -21,9 +21,7 @@ def run(
     field: str,
     applied_to: Callable[[ast.expr, Layer, Sequence[ast.expr]], ast.expr],
 ) -> Placed:
-    """A scan over layers as in Equinox.
-
-    The scan slices the arrays, which are then combined with the static fields.
+    """A scan over a module, whose arrays it slices.
 
     **Arguments:**
 
@@ -39,14 +37,14 @@ def run(
             given.append(_use(arguments[i]))
         else:
             given.append(body.given.get(token, _use(token)))
-    dynamic, static, one = (syntax.new_token() for _ in range(3))
+    one = syntax.new_token()
     modules = syntax.field(ast.Name("self", ast.Load()), field)
-    parts = call("eqx.partition", modules, syntax.name("eqx.is_array"))
-    body.before(Statement([dynamic, static], parts, ["dynamic", "static"]), eqn.invars)
-    applied = applied_to(call("eqx.combine", _use(one), _use(static)), layer, given)
+    applied = applied_to(_use(one), layer, given)
     carried = [j for _, j in eqn.carried]
     statements: list[Statement] = []
+    called = "layer"
     if len(outs) == 1 and not eqn.collected:
+        called = singular(field)
         carry: ast.expr = applied
         rows: ast.expr = number(None)
     else:
@@ -58,12 +56,12 @@ def run(
     tokens = [arguments[i] for i, _ in eqn.carried]
     first: Parameter = tokens[0] if len(tokens) == 1 else tuple(tokens)
     function = FunctionText(
-        syntax.new_token(), "step", [first, one], ["x" if len(tokens) == 1 else "carry", "layer"],
+        syntax.new_token(), "step", [first, one], ["x" if len(tokens) == 1 else "carry", called],
         statements, syntax.tuple_of([carry, rows]),
         types={t: body.type_of(layer.inputs[i]) for i, t in arguments.items()},
     )  # fmt: skip
     start = control_flow.packed([body.operand(layer.inputs[i]) for i, _ in eqn.carried])
-    expression = call("lax.scan", _use(function.token), start, _use(dynamic))
+    expression = call("lax.scan", _use(function.token), start, modules)
     count = len(carried)
     pattern = (
         control_flow.unpacking(range(count)),

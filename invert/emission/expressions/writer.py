@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from invert.emission.expressions.proof import Prover
+from invert.emission.layers.cut import Layer
 from invert.emission.python import syntax
 from invert.emission.sizes.program import Program
 from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Var
@@ -30,12 +31,21 @@ class Writer(abc.ABC):
     def __init__(self, program: Program, prover: Prover, *, plain: bool = False):
         self.program, self.prover, self.plain = program, prover, plain
         self._tokens: dict[Var, str] = {}
+        self._modules: dict[Layer, str] = {}
+        # Returns the field with the stacked modules of which a layer is one.
+        self.stacked: Callable[[Layer], ast.expr]
 
     def token(self, v: Var) -> str:
         """The token of a variable."""
         if v not in self._tokens:
             self._tokens[v] = syntax.new_token()
         return self._tokens[v]
+
+    def module(self, layer: Layer) -> str:
+        """The token of the module of a layer, one of those that a loop goes through."""
+        if layer not in self._modules:
+            self._modules[layer] = syntax.new_token()
+        return self._modules[layer]
 
     @abc.abstractmethod
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:

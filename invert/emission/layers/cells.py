@@ -18,6 +18,7 @@ from invert.emission.layers.cut import (
     Layer,
     LayerCall,
     Path,
+    calls,
     common_prefix,
     cut,
     layers_in,
@@ -55,12 +56,12 @@ def find(
     for i, step in enumerate(layer.steps):
         if isinstance(step, LayerCall):
             again.setdefault(step.layer.same or step.layer, []).append(step)
-        elif step.primitive.name == "scan":
-            own = _owned(layer, step, held)
-            layer.steps[i] = _with_cell(layer, step, own, parameters, units) or step
-    for calls in again.values():
-        if len(calls) > 1 and not calls[0].layer.listed:
-            _name_states(calls, jaxpr)
+        elif step.primitive.name == "scan" and not any(calls([step])):
+            parts = _owned(layer, step, held)
+            layer.steps[i] = _with_cell(layer, step, parts, parameters, units) or step
+    for own in again.values():
+        if len(own) > 1 and not own[0].layer.listed:
+            _name_states(own, jaxpr)
 
 
 def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
@@ -108,24 +109,27 @@ def _with_cell(
     if not inside or not parts.init:
         return None
     graph = Graph(body)
-    core = _core(graph, inside)
-    if not any(kinds.computes(e) in _PRODUCTS for e in core):
+    region = core(graph, inside)
+    if not any(kinds.computes(e) in _PRODUCTS for e in region):
         return None
     cell = _cell(layer, own, parameters)
-    _fill(cell, graph, core, inside, len(parts.consts), len(parts.init))
+    _fill(cell, graph, region, inside, len(parts.consts), len(parts.init))
     _cut(cell, body, parameters, units)
     call = LayerCall(cell, list(cell.inputs), cell.results)
-    # The cell's inputs come before it, and its users after it.
-    ready = graph.needed(cell.inputs)[0]
-    placed = {*core, *ready}
-    rest = [e for e in graph.eqns if e not in placed]
-    jaxpr = body.replace(eqns=[*ready, call, *rest])
+    jaxpr = body.replace(eqns=with_call(graph, region, cell.inputs, call))
     layer.parameters = [v for v in layer.parameters if v not in own]
     layer.children[cell.name] = cell
     return scan.replace(params={**scan.params, "jaxpr": close_like(parts.body, jaxpr)})
 
 
-def _core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
+def with_call(graph: Graph, region: Sequence[Eqn], inputs: Sequence[Var], call: Eqn) -> list[Eqn]:
+    """The equations of a body with a call in place of a region, after what makes its inputs."""
+    ready = graph.needed(inputs)[0]
+    placed = {*region, *ready}
+    return [*ready, call, *(e for e in graph.eqns if e not in placed)]
+
+
+def core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
     """The equations that depend on parameters, besides choices by a mask at the end."""
     reached = set(computed_from(inside, graph.eqns))
     known: set[Atom] = {*inside, *(v for e in reached for v in e.outvars)}
@@ -181,27 +185,44 @@ def _put_under(layer: Layer, path: Path) -> None:
         _put_under(inner, inner.path)
 
 
+def ends(
+    graph: Graph,
+    region: Sequence[Eqn],
+    inside: Collection[Var],
+    first: Sequence[Var],
+    last: Sequence[Var],
+) -> tuple[list[Var], list[Var]]:
+    """What a region of a body reads, besides its parameters `inside`, and what leaves it.
+
+    **Arguments:**
+
+    - `first`, `last`: the arguments of the body that come before and after the values that it
+        computes.
+    """
+    chosen = set(region)
+    # In order, since the text follows it.
+    made = dict.fromkeys(v for e in region for v in e.outvars)
+    used = {a for e in region for a in e.invars if isinstance(a, Var)} - made.keys() - set(inside)
+    outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
+    others = [v for e in graph.eqns for v in e.outvars]
+    inputs = [v for v in (*first, *others, *last) if v in used]
+    return inputs, [v for v in made if v in outside or v in graph.results]
+
+
 def _fill(
     cell: Layer,
     graph: Graph,
-    core: Sequence[Eqn],
+    region: Sequence[Eqn],
     inside: Mapping[Var, Atom],
     count: int,
     carried: int,
 ) -> None:
     """Give a cell its steps, its inputs and its results."""
     jaxpr = graph.jaxpr
-    chosen = set(core)
-    cell.steps = list(rename(jaxpr.replace(eqns=list(core), outvars=[]), inside).eqns)
-    # In order, since the text follows it.
-    made = dict.fromkeys(v for e in core for v in e.outvars)
-    used = {a for e in core for a in e.invars if isinstance(a, Var)} - made.keys() - set(inside)
-    outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
+    cell.steps = list(rename(jaxpr.replace(eqns=list(region), outvars=[]), inside).eqns)
     # First the state, then the inputs of the step, then loop-invariant values.
     consts, rest = jaxpr.invars[:count], jaxpr.invars[count:]
-    others = [v for e in graph.eqns for v in e.outvars]
-    cell.inputs = [v for v in (*rest, *others, *consts, *jaxpr.constvars) if v in used]
-    results = [v for v in made if v in outside or v in graph.results]
+    cell.inputs, results = ends(graph, region, inside, rest, [*consts, *jaxpr.constvars])
     order = {v: i for i, v in reversed(list(enumerate(_states(graph, carried))))}
     cell.outputs = sorted(results, key=lambda v: order.get(v, len(order)))
     known = roles.roles(graph) | roles.states(jaxpr, count, carried)

@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 Path = tuple[str, ...]
 # An inner layer by name, or a single equation by number.
 Group: TypeAlias = str | int
+# Names of collections of variables, which are not layers.
+COLLECTIONS = frozenset({"params", "variables", "batch_stats"})
 # Precedes the number of a layer that is named after its computation.
 NUMBER = "~"
 
@@ -97,6 +99,9 @@ _LAYER.multiple_results = True
 # A part of the program that is computed several times, see `copies`.
 PART = Primitive("part")
 PART.multiple_results = True
+# The parameter of a loop that calls a block, see `scans`, with what it says in the program.
+WHOLE = "whole"
+CHECKPOINTS = frozenset(("checkpoint", "remat2"))
 
 
 @dataclasses.dataclass(eq=False)
@@ -115,8 +120,15 @@ def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
     for step in steps:
         if isinstance(step, LayerCall):
             yield step
-        elif step.primitive.name == "scan":
+        elif step.primitive.name == "scan" or step.primitive.name in CHECKPOINTS:
             yield from calls(open_jaxpr(step.params["jaxpr"]).eqns)
+
+
+def holds_part(eqn: Eqn) -> bool:
+    """Return whether an equation stands for a part of the program, or repeats one."""
+    if eqn.primitive.name != "scan" and eqn.primitive.name not in CHECKPOINTS:
+        return eqn.primitive is PART
+    return any(map(holds_part, open_jaxpr(eqn.params["jaxpr"]).eqns))
 
 
 def layers_in(layer: Layer) -> list[Layer]:
@@ -281,7 +293,7 @@ def _place_floating(
     results are in the outermost scope. A constant that several layers use is computed above them,
     and so are the rows of a constant of which each layer is given one.
     """
-    placed = [eqn.primitive is PART for eqn in eqns]
+    placed = [holds_part(eqn) for eqn in eqns]
     scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
     # A scope around everything is the model; some scopes are those of single layers.
     base = common_prefix(scoped) if 2 * len(scoped) >= len(scopes) else ()

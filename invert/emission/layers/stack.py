@@ -17,7 +17,7 @@ import numpy as np
 
 from invert._errors import EmissionError
 from invert._private.jax import close_like, open_jaxpr
-from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.cut import WHOLE, Assign, Layer, LayerCall
 from invert.emission.layers.links import passed_on
 from invert.emission.python.naming import plural
 from invert.emission.sizes.program import Program
@@ -147,7 +147,7 @@ class Stacker:
                 steps += self._replaced(layer, run)
                 self._inside(run.calls[0].layer, _composed(spread, run.maps))
         if spread:
-            for v in layer.parameters:
+            for v in _own(layer):
                 self.rows[v] = _applied(spread, v)
         layer.steps = steps
 
@@ -298,13 +298,22 @@ def equations(layer: Layer) -> list[Eqn]:
     """The equations of a layer and its inner layers."""
     eqns: list[Eqn] = []
     for step in layer.steps:
-        eqns += equations(step.layer) if isinstance(step, LayerCall) else [step]
+        if isinstance(step, LayerCall):
+            eqns += equations(step.layer)
+        else:
+            eqns.append(step if (whole := step.params.get(WHOLE)) is None else whole.scan)
     return eqns
+
+
+def _own(layer: Layer) -> list[Var]:
+    """The parameters of a layer, those that its loops go through among them."""
+    stacks = (step.params.get(WHOLE) for step in layer.steps)
+    return [*layer.parameters, *(v for s in stacks if s is not None for v in s.rows.values())]
 
 
 def _parameters(layer: Layer) -> list[Var]:
     """The parameters of a layer and its inner layers."""
-    parameters = list(layer.parameters)
+    parameters = _own(layer)
     for step in layer.steps:
         if isinstance(step, LayerCall):
             parameters += _parameters(step.layer)
@@ -349,14 +358,13 @@ def stacked(rows: Nested[_T], values: Mapping[_T, Value]) -> Value:
     return jnp.stack(parts)
 
 
-def stacked_type(v: Var, rows: Rows) -> jax.ShapeDtypeStruct:
+def stacked_type(rows: Rows) -> jax.ShapeDtypeStruct:
     """The type of the array that `stacked` returns."""
-    shape = tuple(v.aval.shape)
     sizes: list[int] = []
     while isinstance(rows, (list, tuple)):
         sizes.append(len(rows))
         rows = rows[0]
-    return jax.ShapeDtypeStruct((*sizes, *shape), v.aval.dtype)
+    return jax.ShapeDtypeStruct((*sizes, *rows.aval.shape), rows.aval.dtype)
 
 
 def leaves_of(rows: Nested[_T]) -> list[_T]:
@@ -391,7 +399,9 @@ def unrolled(
     """
     closed = map_jaxprs(closed, with_slices)
     jaxpr = open_jaxpr(closed)
-    fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in held}
+    # Other methods have parameters that this one does not use.
+    every = dict.fromkeys((*held, *(v for rows in leaves for v in leaves_of(rows))))
+    fresh = {v: Var(ShapedArray(shapes.get(v, v.aval.shape), v.aval.dtype)) for v in every}
     env: dict[Atom, Nested[Atom]] = {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}
     env.update(
         (v, _listed(renamed(rows, fresh))) for v, rows in zip(jaxpr.invars, leaves, strict=False)
@@ -400,7 +410,7 @@ def unrolled(
     outvars = list(map(evaluate(jaxpr.eqns, env, _writing(eqns), _same), jaxpr.outvars))
     if any(isinstance(a, list) for a in outvars):
         raise EmissionError("the program returns a stack of values")
-    invars = [*fresh.values(), *jaxpr.invars[len(leaves) :]]
+    invars = [*(fresh[v] for v in held), *jaxpr.invars[len(leaves) :]]
     return close_like(closed, jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars))
 
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from invert._private.jax import is_jaxpr, open_jaxpr, scan_layout
 from invert.emission.layers.cut import Assign, Layer, LayerCall
+from invert.emission.layers.scans import step_of
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.sizes.program import shape_of
@@ -557,7 +558,7 @@ class Ties:
             self.tie(eqn.invars[1], i, out, k)
 
     def _scan(self, eqn: Eqn) -> None:
-        body = open_jaxpr(eqn.params["jaxpr"])
+        body = open_jaxpr(step_of(eqn.params["jaxpr"])[0])
         consts, carry = scan_layout(eqn.params)
         for step in body.eqns:
             self._step(step)
@@ -656,7 +657,7 @@ def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
         if isinstance(step, LayerCall):
             found |= carried(step.layer)
         elif step.primitive.name == "scan":
-            body = open_jaxpr(step.params["jaxpr"])
+            body = open_jaxpr(step_of(step.params["jaxpr"])[0])
             consts, count = scan_layout(step.params)
             states = list(zip(body.invars[consts : consts + count], body.outvars, strict=False))
             # Where a mask chooses, the result is one of the operands.
@@ -666,6 +667,7 @@ def carried(root: Layer) -> dict[Layer, list[tuple[int, int]]]:
             states += [(a, b) for a, after in states for b in chosen.get(after, ())]
             for inner in body.eqns:
                 if isinstance(inner, LayerCall):
+                    found |= carried(inner.layer)
                     found[inner.layer] = [
                         (i, k)
                         for i, a in enumerate(inner.invars)

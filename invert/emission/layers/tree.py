@@ -14,6 +14,7 @@ import equinox as eqx
 from invert._errors import EmissionError
 from invert._private.jax import by_jaxpr, open_jaxpr
 from invert.emission.layers.cut import (
+    COLLECTIONS,
     Layer,
     calls,
     common_prefix,
@@ -26,9 +27,6 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 Path = tuple[str, ...]
-
-# Names of collections of variables, which are not layers.
-_COLLECTIONS = frozenset({"params", "variables", "batch_stats"})
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,7 +111,7 @@ def split_name(name: str) -> Path:
     name = re.sub(r":\d+$", "", name)
     parts: list[str] = []
     for part in name.split("/" if "/" in name else "."):
-        if part.isdigit() and parts and parts[-1] not in _COLLECTIONS:
+        if part.isdigit() and parts and parts[-1] not in COLLECTIONS:
             parts[-1] = item(parts[-1], part)
         elif part.isdigit():
             parts.append(f"layer_{part}")
@@ -131,7 +129,7 @@ def lists_of(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         parts = re.split(r"[/.]", name)
         for part, number in itertools.pairwise(parts):
-            if number.isdigit() and part in _COLLECTIONS:
+            if number.isdigit() and part in COLLECTIONS:
                 found["layer"] = "layers"
             elif number.isdigit() and not part.isdigit():
                 found[singular(part)] = part
@@ -549,7 +547,7 @@ def _rest(path: Path, layer: Layer, common: int) -> Path:
             if name and name in names:
                 return path[len(names) - names[::-1].index(name) :]
     path = path[common:]
-    while len(path) > 1 and path[0] in _COLLECTIONS:
+    while len(path) > 1 and path[0] in COLLECTIONS:
         path = path[1:]
     # The scopes above may be part of the name too; the path implies them.
     for above in layer.path:
