@@ -240,10 +240,12 @@ class Dimensions:
     def _of_argument(self, wanted: str, source: ast.expr | None, rank: int) -> str:
         """`memory_length` for a second length, that of an argument `memory`."""
         name = source.id if isinstance(source, ast.Name) else ""
-        if wanted not in self.taken or len(name) < 2 or not name.isalpha():
+        named = len(name) > 1 and name.isalpha()
+        # Beside an open batch, a first axis of a fixed size is that of a table.
+        if wanted == "batch" and (self.taken & self.bound or (named and wanted in self.taken)):
+            return f"num_{name}" if rank == 1 and named and name.endswith("s") else "n"
+        if wanted not in self.taken or not named:
             return wanted
-        if wanted == "batch":
-            return f"num_{name}" if rank == 1 and name.endswith("s") else "n"
         return f"{name}_{wanted}" if wanted in _LENGTHS else wanted
 
     def _features(self, keys: tuple[str, ...], stem: str, result: bool) -> str:

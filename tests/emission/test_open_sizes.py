@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import pytest
 
 import invert
 from invert._private.jax import max_dim, min_dim
+from tests.emission.models import recovered, with_params
 
 F32 = np.float32
 SIZES = (1, 2, 6, 15, 31, 130)
@@ -76,6 +78,27 @@ def test_a_kernel_of_open_size_is_not_that_of_a_layer() -> None:
     model: Any = invert.from_exported(exported).model
     x, y = np.arange(5, dtype=F32), np.arange(3, dtype=F32) - 9
     np.testing.assert_array_equal(model(x, y), matrix(x, y))
+
+
+class _Scores(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, table: Any) -> Any:
+        return nn.Dense(8)(nn.LayerNorm()(x)) @ table.T
+
+
+class _Words(nn.Module):
+    @nn.compact
+    def __call__(self, i: Any) -> Any:
+        table = nn.Embed(30, 8)
+        return _Scores()(nn.Dense(8)(table(i)), table.embedding)
+
+
+def test_rows_of_a_table_are_no_batch() -> None:
+    words, i = _Words(), jnp.ones((2, 5), jnp.int32)
+    entry = with_params(words.apply, words.init(jax.random.key(0), i), i, batch="b")
+    source = recovered(entry).source
+    assert 'embedding: Float[Array, "n n_in"]\n' in source
+    assert 'Float[Array, "batch' not in source
 
 
 def test_the_readme_lists_the_sizes(tmp_path: Any) -> None:
