@@ -118,7 +118,9 @@ def program_key(program: AnyJaxpr) -> Hashable | None:
     numbers = dict(zip((*jaxpr.constvars, *jaxpr.invars), fresh, strict=False))
 
     def key(atom: Atom) -> Hashable:
-        return (atom.aval, atom_key(atom)) if isinstance(atom, Literal) else numbers[atom]
+        if isinstance(atom, Literal):
+            return atom.aval, atom_key(atom)
+        return numbers.get(atom, atom)  # itself, if the program closes over it
 
     steps: list[Hashable] = []
     for eqn in jaxpr.eqns:

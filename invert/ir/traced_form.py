@@ -68,7 +68,7 @@ from invert.ir.match import difference as _difference
 from invert.ir.merging import merge_equations
 from invert.ir.meshes import jvp_of, vjp_of
 from invert.ir.narrow_operands import with_narrow_operands
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import Made, in_place_of, replaced, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
 from invert.ir.types import (
@@ -118,7 +118,7 @@ def _normalized(closed: J, depth: int) -> J | None:
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
-    new = map_jaxprs(merged(strong(closed)), one)
+    new = map_jaxprs(merged(map_jaxprs(strong(closed), _sliced)), one)
     return None if new is closed else new
 
 
@@ -580,6 +580,27 @@ def _is_silent(sharding: object) -> bool:
     return mesh.empty or (
         mesh.are_all_axes_auto and not any(isinstance(e, (str, tuple)) for e in sharding.spec)
     )
+
+
+def _sliced(jaxpr: Jaxpr) -> Jaxpr:
+    """Slices in place of `unstack`, which a loop over an array traces to since jax 0.12."""
+
+    def sliced(eqn: Eqn) -> list[Eqn] | None:
+        if eqn.primitive.name != "unstack":
+            return None
+        (x,), axis = eqn.invars, eqn.params["axis"]
+
+        def rows(x: Value) -> list[Value]:
+            found: list[Value] = []
+            for i in range(len(eqn.outvars)):
+                starts, limits = [0] * len(x.shape), list(x.shape)
+                starts[axis], limits[axis] = i, i + 1
+                found.append(lax.squeeze(lax.slice(x, starts, limits), (axis,)))
+            return found
+
+        return in_place_of(eqn, [x], rows)
+
+    return replaced(jaxpr, sliced)
 
 
 def _hoisted(eqn: Eqn) -> Made | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from invert.emission.python.format import fitted, formatted
-from invert.emission.reader import reader
+from invert.emission.reader import Reader
 
 LONG = [
     "x = f(" + ", ".join(f"argument_{i}=value_{i}" for i in range(20)) + ")",
@@ -133,7 +133,8 @@ def test_brackets_are_as_an_author_writes_them() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "x64", "stateful", "keyed", "specs"])
 def test_ruff_accepts_the_reader_of_weights(kind: str, tmp_path: Path) -> None:
-    stmts = reader("Net", **{k: k == kind for k in ("x64", "stateful", "keyed", "specs")})
+    options = {k: k == kind for k in ("x64", "stateful", "keyed", "specs")}
+    stmts = Reader("Net", **options).definitions()
     text = formatted(ast.unparse(ast.fix_missing_locations(ast.Module(stmts, []))), 100)
     (tmp_path / "reader.py").write_text(text)
     # Names that the rest of the file defines are left out.

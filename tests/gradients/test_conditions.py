@@ -89,10 +89,11 @@ def test_conditions_in_common_need_no_sample(one: Any, two: Any, in_common: bool
         (lambda i, x: jnp.where(x > 2, x, -x), True),
     ],
 )
-def test_thresholds_in_loops_are_not_met(step: Callable[..., Any], counts: bool) -> None:
-    """Nothing observes them there; counters and signs do not count."""
+def test_conditions_in_loops(step: Callable[..., Any], counts: bool) -> None:
+    """They are observed at each step; those of counters do not count."""
     loop = jax.jit(lambda x: lax.fori_loop(0, 4, step, x))
-    assert are_met(loop, same, floats(-9, 1, 5)) != counts
+    assert are_met(loop, same, floats(-1, 1)) != counts
+    assert are_met(loop, same, floats(-1, 1, 5))
 
 
 def test_the_largest_size_is_not_a_threshold() -> None:

@@ -154,6 +154,8 @@ def _roll_static(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.
 
 def _roll_dynamic(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """`jnp.roll(x, shift, axis=1)`, perhaps mapped over a batch of arrays and shifts."""
+    if len(eqn.invars) != 2:
+        return  # the shift is a number inside
     x, shift = (v.aval for v in eqn.invars)
     mapped = len(shift.shape)
     for axis in range(len(x.shape) - mapped):

@@ -415,14 +415,14 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
 
 
 def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
-    """Whether two values of a layer are slices of one array."""
+    """Whether two values of a layer are parts of one array."""
     makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
 
     def given(a: Atom, b: Atom) -> bool:
         first, second = _way(a, makers), _way(b, makers)
         if first is None or second is None:
             return False
-        return first[0] is not second[0] and first[0].invars[0] is second[0].invars[0]
+        return first[0].invars[0] is second[0].invars[0]
 
     return given
 
@@ -432,7 +432,11 @@ def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
     ways = [_way(part, makers) for part in parts]
     found = [way for way in ways if way is not None]
-    if len(found) < len(parts) or _axis_of_rows(found) != 0:
+    if len(found) < len(parts):
+        return None
+    split = found[0][0]
+    unstacked = split.primitive.name == "unstack" and not split.params["axis"]
+    if not (unstacked and list(split.outvars) == list(parts)) and _axis_of_rows(found) != 0:
         return None
     steps = {e for split, _, forms in found for e in (split, *forms)}
     made = {v for e in steps for v in e.outvars} - {*parts}
@@ -441,7 +445,7 @@ def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     # Each row is read by one layer.
     if any(a in made for a in read) or sum(a in parts for a in read) > len(parts):
         return None
-    whole = found[0][0].invars[0]
+    whole = split.invars[0]
     # In a model of another depth, rows and layers must still be as many.
     if not isinstance(whole, Var) or whole.aval.shape[0] != len(parts):
         return None
@@ -568,7 +572,7 @@ def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] |
     """The split that produces a value, the number of the part, and the reshapes after it."""
     forms: list[Eqn] = []
     while is_var(atom) and (eqn := makers.get(atom)) is not None:
-        if eqn.primitive.name in ("split", "slice"):
+        if eqn.primitive.name in ("split", "slice", "unstack"):
             return eqn, atom, forms[::-1]
         if eqn.primitive.name not in kinds.LAYOUT or len(eqn.invars) != 1:
             return None
