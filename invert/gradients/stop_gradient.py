@@ -46,7 +46,7 @@ from invert.ir.types import (
     Var,
 )
 
-# Each candidate is a run of the gradient.
+# Each candidate is a run of the gradient. Of larger programs, arguments alone are candidates.
 _MAX_PLACES = 192
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
@@ -106,6 +106,12 @@ class _Places:
                     alike.setdefault(key, set()).add((i, k))
         sets += [frozenset(found) for found in alike.values() if len(found) > 1]
         return cls(jaxpr, tuple(uses), tuple(sets))
+
+    def of_arguments(self) -> _Places:
+        """Those of all uses of an argument."""
+        kept = [i for i, v in enumerate(self.values) if v in self.jaxpr.invars]
+        values, sets = (tuple(found[i] for i in kept) for found in (self.values, self.sets))
+        return dataclasses.replace(self, values=values, sets=sets)
 
     def all_of(self, value: Var) -> set[int]:
         """The set of all uses of a value, by index."""
@@ -198,11 +204,14 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     Each step of the search adds the place that makes most results right. Where no single place
     does, as in a VQ-VAE, where several terms of one loss stop each other's gradients, it adds those
     that come closest. It runs at one choice of the open sizes; the result is proved for all of
-    them.
+    them. In large programs, only arguments that have no gradient are stopped.
     """
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
-    if not places.sets or len(places.sets) > _MAX_PLACES:
+    is_large = len(places.sets) > _MAX_PLACES
+    if is_large:
+        places = places.of_arguments()
+    if not places.sets:
         return
     try:
         with only_refusals(), jax.enable_x64(x64), on_cpu():
@@ -210,19 +219,22 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
             sized, program = (substitute(p, sizes) if sizes else p for p in (raw, region.forward))
             at_sizes = copy.copy(region)
             at_sizes.avals = [type_of(v) for v in open_jaxpr(sized).invars]
-            found = _search(places, at_sizes, sized, open_jaxpr(program))
+            found = _search(places, at_sizes, sized, open_jaxpr(program), is_large)
     except FAILURES:
         return
     for chosen in found[:_MAX_VARIANTS]:
         yield region.with_forward(places.stopped(chosen))
 
 
-def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr) -> list[set[int]]:
+def _search(
+    places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr, is_large: bool
+) -> list[set[int]]:
     """Sets of places for `stop_gradient` that reproduce the gradient numerically.
 
     **Arguments:**
 
     - `region`, `raw`, `program`: the region, its gradient and its program, at given sizes.
+    - `is_large`: whether there are too many places to try each.
     """
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
@@ -279,6 +291,9 @@ def _search(places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
     for k, i in enumerate(region.wanted):
         if not before[k] and not any(np.any(target[k]) for target in targets):
             entered |= places.all_of(places.jaxpr.invars[i - len(region.inputs)])
+    if is_large:
+        mask = np.isin(np.arange(count), [*entered])
+        return [entered] if entered and fits(mask[None]).all() else []
     for chosen in (set[int](), entered) if entered else (set[int](),):
         if found := _grow(chosen, count, fits, places.latest_first):
             return found

@@ -388,6 +388,28 @@ def test_the_text_recomputes_what_the_original_does(name: str) -> None:
     np.testing.assert_allclose(slope(model, *args), slope(f, *args), rtol=1e-5, atol=1e-6)
 
 
+def test_arguments_without_a_gradient_in_a_large_program() -> None:
+    def f(params: Any, x: Any) -> Any:
+        for i, w in enumerate(params):
+            x = jnp.tanh(x * (w if i % 8 else lax.stop_gradient(w)) - jnp.sin(x))
+        return x
+
+    params = list(np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32))
+    module = invert.from_exported(stored(f, params, X))
+    (told,) = module.report.gradients
+    assert "agrees with autodiff, with stop_gradient put back" in told
+
+    def slopes(f: Callable[..., Any]) -> Any:
+        return jax.grad(lambda params: jnp.sin(f(params, X)).sum())(params)
+
+    np.testing.assert_allclose(slopes(module), slopes(f), rtol=1e-4, atol=1e-6)
+    # Stops inside of a large program are not searched for.
+    half = stored(
+        lambda ws, x: f([*ws[:9], 0.5 * (ws[9] + lax.stop_gradient(ws[9])), *ws[10:]], x), params, X
+    )
+    assert "kept as" in str(invert.from_exported(half).report)
+
+
 def test_a_deserialized_artifact_holds_its_vjp() -> None:
     module = invert.from_exported(jax.export.deserialize(bytearray(stored(seven, X))))
     np.testing.assert_array_equal(jax.jvp(module, (X,), (X,))[1], 7 * X)
