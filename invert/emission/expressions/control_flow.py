@@ -228,7 +228,7 @@ def _scan(file: Writer, body: Body, eqn: Eqn) -> Placed:
         names = {0: STREAM, **names}
     plain = [i for i, a in enumerate(parts.xs) if is_var(a) and not says(body.names.get(a))]
     if len(plain) == 1:
-        names = {**names, carried + plain[0]: "x" if carried + len(modules) != 2 else PLAIN}
+        names = {**names, carried + plain[0]: PLAIN if names.get(0) == STREAM else STREAM}
     starts = [*parts.init, *parts.xs]
     closed, whole = (parts.body, None) if file.plain else step_of(parts.body)
     function = local(
