@@ -22,6 +22,7 @@ from invert.stablehlo.ops.attributes import (
     aval,
     boolean,
     dense_elements,
+    discardable,
     integer,
     is_tuple,
     location_text,
@@ -238,10 +239,12 @@ def _custom_call(
     """Keep a call of an unknown target as an opaque equation with all attributes."""
     target, shapes = call_target_name, indices_of_shape_operands
     if (function := _function_of(target)) is not None:
-        held = op.attributes["mhlo.attributes"] if "mhlo.attributes" in op.names else None
+        held = (
+            discardable(op.attributes, "mhlo.attributes") if "mhlo.attributes" in op.names else None
+        )
         return _apply(ctx, function, Op(op.operation, target, held), operands)
     computations = tuple(_computation(ctx, c) for c in called_computations)
-    texts = {n: str(op.attributes[n]) for n in op.names - _DROPPED}
+    texts = {n: str(discardable(op.attributes, n)) for n in op.names - _DROPPED}
     texts = {n: text for n, text in texts.items() if text != _DEFAULTS.get(n)}
     # The last operand of that target is a number.
     last = len(operands) - 1 if target == _OPEN_TOP_K else None
