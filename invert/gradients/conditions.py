@@ -232,7 +232,7 @@ def _number(x: Value) -> Hashable:
 
 
 def _thresholds(jaxpr: Jaxpr) -> Iterator[Condition]:
-    """Comparisons of floating-point values with numbers, but zero: samples have both signs."""
+    """Comparisons of floating-point values with numbers but zero, whose sides samples cover."""
     for eqn in equations(jaxpr):
         numbers = [_number(a.val) if isinstance(a, Literal) else None for a in eqn.invars]
         is_float = any(jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in eqn.invars)

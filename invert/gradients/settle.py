@@ -368,7 +368,7 @@ class GradientResolver:
         return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)
 
     def _with_nested(self, region: MarkedRegion) -> ClosedJaxpr:
-        """The gradient, in which the gradient functions inside of it are marked."""
+        """The gradient, with the gradient functions inside it marked."""
         assert region.gradient.read_nested is not None
         with jax.enable_x64(self.x64):
             region.gradient.read_nested()
@@ -377,7 +377,7 @@ class GradientResolver:
     def _settled(
         self, nested: ClosedJaxpr, itself: Pattern | None = None
     ) -> tuple[ClosedJaxpr, Sequence[Outcome]]:
-        """A gradient with the gradient functions inside of it settled, and their outcomes."""
+        """A gradient with the gradient functions inside it settled, and their outcomes."""
         # The options request this gradient; nested ones are kept only if they differ.
         config = dataclasses.replace(self.config, custom_gradients="check")
         inner = dataclasses.replace(

@@ -109,7 +109,8 @@ class _Places:
 
     def of_arguments(self) -> _Places:
         """Those of all uses of an argument."""
-        kept = [i for i, v in enumerate(self.values) if v in self.jaxpr.invars]
+        arguments = set(self.jaxpr.invars)
+        kept = [i for i, v in enumerate(self.values) if v in arguments]
         values, sets = (tuple(found[i] for i in kept) for found in (self.values, self.sets))
         return dataclasses.replace(self, values=values, sets=sets)
 

@@ -240,10 +240,21 @@ def test_unreadable_files_are_reported(
         opened(tmp_path / "v")
 
 
+def _parts(folder: Path) -> tuple[Any, Any]:
+    """A checkpoint, and the entry of its variable in parts."""
+    found = opened(folder / "merged")
+    return found, messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+
+
+def _assert_refused(found: Any, entry: Any, message: str) -> None:
+    found._entries[b"part"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match=message):
+        found.value("part")
+
+
 def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
     """If many parts could name the same few bytes, they would fill the memory."""
-    found = opened(folder / "merged")
-    entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+    found, entry = _parts(folder)
     entry.shape.dim[0].size = 600
     for part in list(entry.slices):
         moved = entry.slices.add()
@@ -252,32 +263,24 @@ def test_parts_may_not_share_their_bytes(folder: Path, tmp_path: Path) -> None:
         key = _slice_key("part", [(e.start, e.length) if e.length else None for e in part.extent])
         again = [(e.start, e.length) if e.length else None for e in moved.extent]
         found._entries[_slice_key("part", again)] = found._entries[key]
-    found._entries[b"part"] = entry.SerializeToString()
-    with pytest.raises(MalformedModelError, match="has more elements"):
-        found.value("part")
+    _assert_refused(found, entry, "has more elements")
 
 
 def test_parts_may_not_leave_gaps(folder: Path) -> None:
-    found = opened(folder / "merged")
-    entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+    found, entry = _parts(folder)
     del entry.slices[1]
-    found._entries[b"part"] = entry.SerializeToString()
-    with pytest.raises(MalformedModelError, match="parts with 4600 of its 6000 elements"):
-        found.value("part")
+    _assert_refused(found, entry, "parts with 4600 of its 6000 elements")
 
 
 def test_parts_may_not_overlap(folder: Path) -> None:
     """The last part is moved over the first, so that their elements are as many as before."""
-    found = opened(folder / "merged")
-    entry = messages.parse(BundleEntryProto, found._entries[b"part"], "an entry")
+    found, entry = _parts(folder)
     (moved,) = (part for part in entry.slices if part.extent[0].start == 170)
     columns = (0, 20) if moved.extent[1].length else None
     before, after = (_slice_key("part", [(start, 130), columns]) for start in (170, 0))
     found._entries[after] = found._entries[before]
     moved.extent[0].start = 0
-    found._entries[b"part"] = entry.SerializeToString()
-    with pytest.raises(MalformedModelError, match="has parts that overlap"):
-        found.value("part")
+    _assert_refused(found, entry, "has parts that overlap")
 
 
 def test_compressed_blocks(tmp_path: Path) -> None:

@@ -239,6 +239,7 @@ class _Steps(nn.Module):
 
     order: tuple[int, ...] = (0, 1, 2)
     more: int = 0
+    one_key: bool = False
 
     @nn.compact
     def __call__(self, x: Any, key: Any, scales: Any = None) -> Any:
@@ -246,7 +247,7 @@ class _Steps(nn.Module):
         if scales is None:
             scales = jnp.cos(jnp.arange(3 + self.more, dtype=jnp.float32))
         for i, row in enumerate(self.order):
-            x = _Step(name=f"stages/{i}")(x, scales[row], keys[i])
+            x = _Step(name=f"stages/{i}")(x, scales[row], keys[0 if self.one_key else i])
         return x
 
 
@@ -288,3 +289,9 @@ def test_other_rows_than_the_first_in_order_are_no_loop(model: _Steps) -> None:
     source, _ = _of_steps(model)
     assert "zip(" not in source
     assert len(re.findall(r"class Stage\w*\(", source)) == 1
+
+
+def test_layers_of_which_several_are_given_one_row() -> None:
+    source, _ = _of_steps(_Steps((0, 0, 0, 1, 1, 1), one_key=True))
+    assert "for stage in self.stages:" in source
+    assert "zip(" not in source

@@ -192,7 +192,7 @@ def ends(
     first: Sequence[Var],
     last: Sequence[Var],
 ) -> tuple[list[Var], list[Var]]:
-    """What a region of a body reads, besides its parameters `inside`, and what leaves it.
+    """The inputs of a region of a body, besides its parameters `inside`, and its results.
 
     **Arguments:**
 

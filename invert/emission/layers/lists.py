@@ -415,7 +415,7 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
 
 
 def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
-    """Whether two values of a layer are parts of one array."""
+    """A test of whether two values of a layer are parts of one array."""
     makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
 
     def given(a: Atom, b: Atom) -> bool:
@@ -428,7 +428,7 @@ def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
 
 
 def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
-    """The array whose first rows are these values, and the steps that only they need."""
+    """The array that has these values as its rows, and the steps that take them."""
     makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
     ways = [_way(part, makers) for part in parts]
     found = [way for way in ways if way is not None]
@@ -442,11 +442,11 @@ def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     made = {v for e in steps for v in e.outvars} - {*parts}
     others = [a for s in layer.steps if s not in steps for a in s.invars]
     read = [a for a in (*others, *layer.outputs) if is_var(a)]
-    # Each row is read by one layer.
+    # Only one layer reads each row.
     if any(a in made for a in read) or sum(a in parts for a in read) > len(parts):
         return None
     whole = split.invars[0]
-    # In a model of another depth, rows and layers must still be as many.
+    # A model of another depth needs a row for each layer.
     if not isinstance(whole, Var) or whole.aval.shape[0] != len(parts):
         return None
     return whole, steps

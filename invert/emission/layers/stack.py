@@ -86,11 +86,13 @@ class Members:
 
     - `calls`: their calls in the layer above.
     - `maps`: for each layer, its variables by those of the first.
+    - `others`: the inputs that differ from call to call, besides those carried.
     """
 
     calls: list[LayerCall]
     maps: list[Mapping[Var, Var]]
     carried: tuple[tuple[int, int], ...] = ()
+    others: tuple[int, ...] = ()
 
 
 class Stacker:
@@ -194,13 +196,13 @@ class Stacker:
         carried, others = passed_on(last.outvars, inputs)
         if any(given is None or not given(*inputs[i]) for i in others):
             return False
-        if not carried or carried != (run.carried or carried):
+        if not carried or (run.carried and (carried, others) != (run.carried, run.others)):
             return False
         if {variables[v] for v in _parameters(first.layer)} != set(_parameters(call.layer)):
             return False
         run.calls.append(call)
         run.maps.append(variables)
-        run.carried = carried
+        run.carried, run.others = carried, others
         return True
 
     def _matched(

@@ -475,7 +475,7 @@ def _biases(drafts: Sequence[Draft]) -> Iterator[tuple[Var, Var]]:
 
 
 def _convolutions(draft: Draft) -> list[Eqn]:
-    """The convolutions of a layer, except with values of open size, which no parameter has."""
+    """The convolutions of a layer. Kernels of open size do not count: no parameter has one."""
     steps = (e for layer in draft.node.layers for e in layer.steps)
     found = (e for e in steps if e.primitive is lax.conv_general_dilated_p)
     return [e for e in found if not any(map(is_open, e.invars[1].aval.shape))]

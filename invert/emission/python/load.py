@@ -1,7 +1,7 @@
 """The only place where emitted text becomes code.
 
-Only syntax trees built by this package are compiled. Names from files are identifiers by then, or
-string literals (see `naming.py`).
+Only syntax trees built by this package are compiled, and the texts in pickles of its modules. Names
+from files are identifiers by then, or string literals (see `naming.py`).
 """
 
 from __future__ import annotations
