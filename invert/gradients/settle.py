@@ -70,6 +70,18 @@ _NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rule
 _LARGE = 1 << 14
 
 
+def _held_outside(region: MarkedRegion) -> list[dict[Var, Value]]:
+    """The choices of constants that are arguments of the gradient, the likeliest first.
+
+    A gradient of JAX reads the rows of a constant again that a `scan` goes through, as those of an
+    argument, but stores the rows of NumPy's arrays.
+    """
+    large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
+    rows = {v: c for v, c in region.constants.items() if np.ndim(c) and v not in large}
+    loops = "scan" in jaxprs.names_in(open_jaxpr(region.forward))
+    return [large | rows, large] if loops and rows else [large]
+
+
 def plain(closed: J) -> J:
     """Remove markers, `stop_gradient` and rules: a lowered module cannot hold them."""
 
@@ -413,20 +425,25 @@ class GradientResolver:
 
         Large constants are arguments of both, so that they are not lowered.
         """
-        large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
-        constants = list(map(np.asarray, large.values()))
         # Exporters write shardings of arguments and results on gradient functions too.
         inner = without_constraints(inlined(raw))
         forms = [inner]
         if (padded := with_paddings(inner)) is not None:
             forms.append(padded)
+        return any(self._is_lowered(region, forms, held) for held in _held_outside(region))
+
+    def _is_lowered(
+        self, region: MarkedRegion, forms: Sequence[ClosedJaxpr], held: Mapping[Var, Value]
+    ) -> bool:
+        """Return whether autodiff lowers to one of `forms`, with the constants `held` outside."""
+        constants = list(map(np.asarray, held.values()))
         wanted = [
             lowered_form(jaxprs.over_constants(f, constants) if constants else f) for f in forms
         ]
         for x64 in (self.x64, not self.x64):
             try:
                 with only_refusals():
-                    again = self._lowered(region, list(large), x64)
+                    again = self._lowered(region, list(held), x64)
             except FAILURES:
                 return False
             lowered = lowered_form(without_constraints(inlined(again)))

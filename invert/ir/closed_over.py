@@ -1,4 +1,4 @@
-"""Operands that loops and branches close over: each once, in order of use."""
+"""Operands that loops, branches and calls take: each once, in order of use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from invert._private.jax import ShapedArray, close_like, open_jaxpr, rename
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph
-from invert.ir.jaxprs import map_jaxprs, with_equations
+from invert.ir.jaxprs import map_jaxprs, map_param, with_constants_once, with_equations
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.merging import atom_key, merge_equations
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
@@ -46,6 +46,47 @@ def with_closed_over(eqn: Eqn) -> Eqn:
             )
         case _:
             return eqn
+
+
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "jit": ("jaxpr",),
+}
+
+
+def with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
+    """Merge equal operands and constants of loops, branches and calls, outermost first."""
+
+    def visit(eqn: Eqn) -> Eqn:
+        if (names := _BODIES.get(eqn.primitive.name)) is None:
+            return eqn
+        eqn = with_arguments_once(eqn) if eqn.primitive.name == "jit" else with_closed_over(eqn)
+        params = {name: map_param(eqn.params[name], inside) for name in names}
+        same = all(params[name] is eqn.params[name] for name in names)
+        return eqn if same else eqn.replace(params={**eqn.params, **params})
+
+    def inside(program: AnyJaxpr) -> AnyJaxpr:
+        program = with_constants_once(program)
+        return close_like(program, with_each_operand_once(open_jaxpr(program)))
+
+    return with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
+
+
+# Parameters of a `jit` that have an entry for each operand.
+_OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
+
+
+def with_arguments_once(eqn: Eqn) -> Eqn:
+    """A `jit` whose operands are distinct and in order of use."""
+    (called,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
+    if called is eqn.params["jaxpr"]:
+        return eqn
+    params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
+    return eqn.replace(
+        invars=[eqn.invars[i] for i in kept], params={**eqn.params, **params, "jaxpr": called}
+    )
 
 
 def with_numbers_inside(closed: J) -> J:

@@ -46,6 +46,7 @@ from invert._private.jax import (
     sub_jaxprs,
     trace_closed,
 )
+from invert._private.programs import close
 from invert.ir.loops import WhileParts
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.size_slices import with_slices
@@ -63,7 +64,7 @@ def canonicalize(closed: J) -> J:
     if _UNIQUE in names_in(open_jaxpr(closed)):
         closed = map_jaxprs(closed, lambda jaxpr: with_inlined(jaxpr, _expansion))
     live = map_jaxprs(closed, _live)
-    merged = cast(J, _merge_constants(live))
+    merged = with_constants_once(live)
     if live is closed and merged is live:
         return closed
     closed = merged
@@ -91,22 +92,20 @@ def _expansion(eqn: Eqn) -> ClosedJaxpr | None:
     return trace_closed(run, *(v.aval for v in eqn.invars))
 
 
-def _merge_constants(closed: J) -> J | ClosedJaxpr:
+def with_constants_once(closed: J) -> J:
     """Merge equal constants, as lowering does for the operands of loops and calls."""
-    constants = [np.asarray(c) for c in consts_of(closed)]
-    firsts: dict[Hashable, np.ndarray] = {}
+    jaxpr, constants = open_jaxpr(closed), [np.asarray(c) for c in consts_of(closed)]
     kinds = collections.Counter((c.dtype, c.shape) for c in constants)
-    merged = [
-        firsts.setdefault(_value(c), c) if kinds[c.dtype, c.shape] > 1 else c for c in constants
-    ]
-    if all(a is b for a, b in zip(merged, constants, strict=True)):
+    firsts: dict[Hashable, Var] = {}
+    names: dict[Var, Atom] = {}
+    for v, c in zip(jaxpr.constvars, constants, strict=True):
+        if kinds[c.dtype, c.shape] > 1 and (first := firsts.setdefault(_value(c), v)) is not v:
+            names[v] = first
+    if not names:
         return closed
-    jaxpr = constants_as_arguments(open_jaxpr(closed))
-
-    def run(*values: Value) -> list[Value]:
-        return eval_jaxpr(jaxpr, [*merged, *values])
-
-    return trace_closed(run, *(v.aval for v in jaxpr.invars[len(merged) :]))
+    kept = [i for i, v in enumerate(jaxpr.constvars) if v not in names]
+    jaxpr = rename(jaxpr, names).replace(constvars=[jaxpr.constvars[i] for i in kept])
+    return cast("J", close(jaxpr, [consts_of(closed)[i] for i in kept]))
 
 
 def _size(closed: AnyJaxpr) -> int:

@@ -25,8 +25,15 @@ def gathers_numbers(eqn: Eqn) -> bool:
 
 
 def clips(eqn: Eqn) -> bool:
-    """Return whether an equation gathers numbers with derivatives at clipped indices."""
-    return gathers_numbers(eqn) and eqn.params["mode"] == Mode.CLIP
+    """Return whether an equation gathers numbers with derivatives at clipped indices.
+
+    Slices at one index per row of a batch are left out: JAX makes them of dynamic slices, which
+    always clip.
+    """
+    if not gathers_numbers(eqn) or eqn.params["mode"] != Mode.CLIP:
+        return False
+    mapped = eqn.params["dimension_numbers"].start_indices_batching_dims
+    return not (mapped and eqn.params["unique_indices"])
 
 
 def adds_without_clipping(program: AnyJaxpr) -> bool:

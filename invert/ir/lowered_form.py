@@ -14,7 +14,7 @@ from typing import TypeVar
 from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
 from invert.ir import jaxprs
 from invert.ir.carries import equal_carries, sharing
-from invert.ir.closed_over import in_order_of_use, order_of_use, with_closed_over
+from invert.ir.closed_over import order_of_use, with_each_operand_once
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.passes import Made
@@ -33,7 +33,7 @@ def lowered_form(closed: J) -> J:
     `jax.checkpoint`, holds values in order of use. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(jaxprs.map_jaxprs(closed, _opened), _with_ordered_barriers)
-    closed = close_like(closed, _with_each_operand_once(open_jaxpr(closed)))
+    closed = close_like(closed, with_each_operand_once(open_jaxpr(closed)))
     merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _Simplest()))
     return jaxprs.canonicalize(merged)
 
@@ -72,56 +72,39 @@ def _with_ordered_barriers(jaxpr: Jaxpr) -> Jaxpr:
     return jaxprs.with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
 
 
-_BODIES = {"while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "jit": ("jaxpr",)}
-# Parameters of a `jit` that have an entry for each operand.
-_OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
-
-
-def _with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal operands of loops, branches and calls, outermost first."""
-
-    def visit(eqn: Eqn) -> Eqn:
-        if (names := _BODIES.get(eqn.primitive.name)) is None:
-            return eqn
-        eqn = _with_arguments_once(eqn) if eqn.primitive.name == "jit" else with_closed_over(eqn)
-        params = {name: jaxprs.map_param(eqn.params[name], inside) for name in names}
-        same = all(params[name] is eqn.params[name] for name in names)
-        return eqn if same else eqn.replace(params={**eqn.params, **params})
-
-    def inside(program: AnyJaxpr) -> AnyJaxpr:
-        jaxpr = open_jaxpr(program)
-        once = _with_each_operand_once(jaxpr)
-        return program if once is jaxpr else close_like(program, once)
-
-    return jaxprs.with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
-
-
-def _with_arguments_once(eqn: Eqn) -> Eqn:
-    """A `jit` that `_opened` left, on distinct operands."""
-    (called,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
-    if called is eqn.params["jaxpr"]:
-        return eqn
-    params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
-    return eqn.replace(
-        invars=[eqn.invars[i] for i in kept], params={**eqn.params, **params, "jaxpr": called}
-    )
-
-
 class _Simplest:
     """Equations of one jaxpr in their simplest form."""
 
     def __init__(self) -> None:
         self._of_keys: dict[Atom, Eqn] = {}
+        self._broadcasts: dict[Atom, Eqn] = {}
 
     def __call__(self, eqn: Eqn) -> Made | None:
         """An equation in place of one, or none if its result is an operand."""
         if eqn.primitive.name == "while":
             loop, results = _with_each_carry_once(eqn)
             return [_in_one_order(loop)], results
+        if jaxprs.broadcasts(eqn):
+            x = eqn.invars[0]
+            before = None if isinstance(x, Literal) else self._broadcasts.get(x)
+            made = eqn if before is None else _broadcast_once(before, eqn)
+            self._broadcasts[eqn.outvars[0]] = made
+            return None if made is eqn else ([made], made.outvars)
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
         whole = _whole(eqn) or _undone(eqn, self._of_keys)
         return None if whole is None else ([], [whole])
+
+
+def _broadcast_once(first: Eqn, second: Eqn) -> Eqn:
+    """The broadcast of a broadcast, as one.
+
+    Batching a program broadcasts again what it fills, but fills an array of the batch in its
+    derivative.
+    """
+    outer = second.params["broadcast_dimensions"]
+    kept = [outer[d] for d in first.params["broadcast_dimensions"]]
+    return jaxprs.broadcast_in_place_of(second, first.invars[0], second.outvars[0], kept)
 
 
 def _whole(eqn: Eqn) -> Atom | None:

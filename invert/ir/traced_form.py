@@ -45,7 +45,9 @@ from invert.ir.closed_over import (
     in_order_of_use,
     order_of_use,
     typed,
+    with_arguments_once,
     with_closed_over,
+    with_each_operand_once,
     with_numbers_inside,
 )
 from invert.ir.graph import is_var
@@ -118,7 +120,8 @@ def _normalized(closed: J, depth: int) -> J | None:
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
-    new = map_jaxprs(merged(map_jaxprs(strong(closed), _sliced)), one)
+    simple = merged(map_jaxprs(strong(closed), _sliced))
+    new = map_jaxprs(close_like(simple, with_each_operand_once(open_jaxpr(simple))), one)
     return None if new is closed else new
 
 
@@ -673,6 +676,10 @@ def _while_or_cond(eqn: Eqn, depth: int) -> Eqn:
     return with_closed_over(eqn)
 
 
+def _jit(eqn: Eqn, depth: int) -> Eqn:
+    return with_arguments_once(eqn)
+
+
 def _custom_call(eqn: Eqn, depth: int) -> Eqn:
     """A function with a derivative rule, which is traced into a jaxpr for comparison."""
     rule = None
@@ -798,6 +805,7 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
 
 
 _NORMAL = {
+    "jit": _jit,
     "scan": _scan,
     "checkpoint": _checkpoint,
     "remat2": _checkpoint,

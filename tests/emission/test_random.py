@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 
 import invert
 
@@ -56,3 +56,31 @@ def test_bounds_that_are_computed_have_a_derivative() -> None:
     for run in (module, module.model):
         got = jax.grad(lambda x, run=run: jnp.sum(run(key, x) ** 2))(x)
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_table_that_nested_loops_read_twice_is_one_array() -> None:
+    """As in samplers by rejection: lowering merges arrays that a program makes at each use."""
+
+    def tail(k: Any) -> Any:
+        table = jnp.array([0.08, 0.04, 0.03, 0.02], jnp.float32)
+        return jnp.where(k < 4, table[k], 0.1 / (k + 1))
+
+    def one(key: Any, n: Any) -> Any:
+        def is_rejected(state: tuple[Any, Any]) -> Any:
+            k, _ = state
+            return lax.cond(k > n, lambda: True, lambda: tail(k) - tail(n - k) > 0.02)
+
+        def again(state: tuple[Any, Any]) -> tuple[Any, Any]:
+            key, used = jax.random.split(state[1])
+            return jax.random.randint(used, (), 0, 6), key
+
+        return lax.while_loop(is_rejected, again, (n + 1, key))[0]
+
+    @jax.jit
+    def draw(key: Any, n: Any) -> Any:
+        return lax.map(lambda each: one(*each), (jax.random.split(key, n.size), n))
+
+    key, n = jax.random.key(1), np.array([4, 2, 5, 3, 4], np.int32)
+    module = invert.from_exported(export.export(jax.jit(lambda k, n: draw(k, n)))(key, n))
+    for run in (module, module.model, jax.jit(module.model)):
+        np.testing.assert_array_equal(run(key, n), draw(key, n))

@@ -40,9 +40,13 @@ def gather(
     is_sorted: bool,
 ) -> Value:
     """Slices of an array, as XLA cuts them out."""
+    indices = index_vectors_last(indices, dims.index_vector_dim)
+    # JAX says both of one index, and of one for each row of a batch; only this one is not lowered.
+    batch = set(dims.start_indices_batching_dims)
+    is_single = all(i in batch or n == 1 for i, n in enumerate(indices.shape[:-1]))
     return lax.gather(
         x,
-        index_vectors_last(indices, dims.index_vector_dim),
+        indices,
         lax.GatherDimensionNumbers(
             offset_dims=tuple(dims.offset_dims),
             collapsed_slice_dims=tuple(dims.collapsed_slice_dims),
@@ -52,6 +56,7 @@ def gather(
         ),
         sizes,
         indices_are_sorted=is_sorted,
+        unique_indices=is_sorted and is_single,
         # Out-of-bounds starts are clamped, by the specification. The mode that promises bounds
         # lowers to the same op; a serialized gradient shows the difference
         # (`invert.gradients.settle`).
