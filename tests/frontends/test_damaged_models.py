@@ -104,6 +104,12 @@ def _more_captures(objects: Any) -> None:
         function.bound_inputs.append(0)
 
 
+def _more_captures_of_tables(objects: Any) -> None:
+    for name, function in objects.concrete_functions.items():
+        if "initializer" in name or "initialize" in name:
+            function.bound_inputs.append(function.bound_inputs[0])
+
+
 def _twins(objects: Any) -> None:
     objects.nodes[0].children.add(local_name="call", node_id=1)
 
@@ -148,6 +154,7 @@ _FLOATS.list_value.values[1].list_value.SetInParent()
         (_fewer_results, "call has 1 results, but its signature has 0"),
         (_other_types, "function call have other types:\n  - 'x' is float32, but int32 in its"),
         (_more_captures, "function call takes 0 tensors besides its captures, but its .* has 1"),
+        (_more_captures_of_tables, r"function '.*initialize.*' takes 2 tensors, but captures 3"),
         (_twins, "object 0 of the SavedModel has two children 'call'"),
         (
             _of_text,
