@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ def versions() -> str:
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if entry.name.endswith(".py"):
+                if entry.name.endswith(".py") and entry.is_file():  # editors leave broken links
                     state = entry.stat()
                     lines.append(f"{entry.path} {state.st_size} {state.st_mtime_ns}")
                 elif entry.path not in unused and _is_package(entry):
@@ -85,8 +86,7 @@ def read(name: str) -> Entries:
     if where is None:
         return {}
     try:
-        with (where / f"{name}.json").open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
+        _, text = _content(where / f"{name}.json")
         content = json.loads(text) if len(text) <= _MOST_BYTES else None
     # Not there, not readable, not UTF-8, not JSON, or nested too deep.
     except (OSError, ValueError, RecursionError):
@@ -127,12 +127,10 @@ def text_of(key: str) -> str | None:
     if where is None:
         return None
     try:
-        with where.open("rb") as file:
-            state = os.fstat(file.fileno())
-            if os.name == "posix" and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
-                return None
-            content = file.read(_MOST_BYTES)
+        state, content = _content(where)
     except OSError:
+        return None
+    if os.name == "posix" and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
         return None
     digest, _, text = content.partition(b"\n")
     # The digest covers the key too, so a file under another name is not an entry.
@@ -165,10 +163,24 @@ def _seal(key: str, content: bytes) -> bytes:
 def _make_room(where: Path) -> None:
     """Make the folder; once in a process, halve the number of too many files."""
     where.mkdir(parents=True, exist_ok=True)
-    files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(where)]
+    with os.scandir(where) as entries:
+        files = [(e.stat(follow_symlinks=False).st_mtime_ns, e.path) for e in entries]
     if len(files) > _MOST_TEXTS:
         for _, path in sorted(files)[: len(files) // 2]:
             Path(path).unlink(missing_ok=True)
+
+
+def _content(where: Path) -> tuple[os.stat_result, bytes]:
+    """The state and the bytes of a regular file, without what goes beyond the limit.
+
+    **Raises:** `OSError`, also for pipes, which would be waited for.
+    """
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    with open(where, "rb", opener=lambda path, flags: os.open(path, flags | at_once)) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(f"{where} is not a file")
+        return state, file.read(_MOST_BYTES + 1)
 
 
 def _write(where: Path, content: bytes) -> None:

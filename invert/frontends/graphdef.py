@@ -16,7 +16,7 @@ from invert.frontends.weights import check_mapping
 from invert.ir.types import Tree
 from invert.protos.messages import own
 from invert.protos.ops import op_def
-from invert.protos.tensors import decode_shape
+from invert.protos.tensors import decode_dtype, decode_shape, is_type, value_type
 from invert.protos.types import GraphDef, NodeDef
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
@@ -24,7 +24,6 @@ from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 from invert.tf.ops.definition import type_at
 from invert.tf.ops.form import form_of
-from invert.tf.ops.node import decode_attr
 
 
 @nested_too_deep("the graph")
@@ -131,8 +130,8 @@ def _check_names(library: Library, what: str, given: object) -> None:
         if node is None:
             reason = f"the graph has no node {tensor!r}, named among the {what}"
             raise SignatureError(reason, remedy=remedy)
-        if what == "outputs" and not _has_output(node, tensor):
-            reason = f"{tensor!r}, named among the outputs, is not an output of node {node.name!r}"
+        if not _has_output(node, tensor):
+            reason = f"{tensor!r}, named among the {what}, is not an output of node {node.name!r}"
             raise SignatureError(reason, remedy=remedy)
     if is_mapping and (wrong := [name for name in given if not isinstance(name, str)]):
         raise SignatureError(f"`{what}` has keys that are not text: {wrong}", remedy="Name them.")
@@ -152,19 +151,13 @@ def _has_output(node: NodeDef, tensor: str) -> bool:
 
 
 def _check_fed(tensors: Sequence[str]) -> None:
-    """Check tensors to feed: a node is fed as a whole, so each is the first output of another.
+    """Check that no tensor is fed twice.
 
     **Raises:** `SignatureError`.
     """
-    remedy = "Name each Placeholder once, as in `x:0`."
-    fed = set()
-    for tensor in tensors:
-        node = tensor.partition(":")[0]
-        if tensor not in (node, f"{node}:0"):
-            raise SignatureError(f"{tensor!r} cannot be fed", remedy=remedy)
-        if node in fed:
-            raise SignatureError(f"{tensor!r} is fed twice", remedy=remedy)
-        fed.add(node)
+    fed = [full(tensor) for tensor in tensors]
+    if twice := [name for i, name in enumerate(fed) if name in fed[:i]]:
+        raise SignatureError(f"{twice[0]!r} is fed twice", remedy="Name each tensor once.")
 
 
 def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
@@ -173,29 +166,36 @@ def _specs(library: Library, named: Mapping[str, str]) -> dict[str, ArgSpec]:
     specs: dict[str, ArgSpec] = {}
     taken: set[str] = set()
     for name, tensor in named.items():
-        node = nodes[tensor.partition(":")[0]]
+        node, number = nodes[tensor.partition(":")[0]], parse_tensor(tensor)[2]
         plain = unique(name.partition(":")[0].replace("/", "_"), taken)
-        specs[plain] = _spec(plain, node)
+        specs[plain] = _spec(plain, node, number)
     return specs
 
 
-def _spec(name: str, node: NodeDef) -> ArgSpec:
-    key = "dtype" if "dtype" in node.attr else "T"
-    if key not in node.attr:
+def _spec(name: str, node: NodeDef, number: int) -> ArgSpec:
+    """The type of an output of a node, as an argument."""
+    kind = _kind(node, number)
+    if not is_type(kind):
         raise SignatureError(
             f"the type of input {name!r} is not known", remedy="Name a Placeholder as the input."
         )
-    dtype = decode_attr(node.attr[key])
-    if not isinstance(dtype, np.dtype):
-        raise SignatureError(
-            f"input {name!r} is not an array of numbers",
-            remedy="Name the numeric tensor computed from it as the input.",
-        )
-    shapes = [node.attr["shape"].shape] if "shape" in node.attr else []
-    shapes += node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else []
-    shape = decode_shape(shapes[0]) if shapes else None
+    dtype = decode_dtype(kind)
+    shapes = list(node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ())
+    if "shape" in node.attr and number == 0:
+        shapes = [node.attr["shape"].shape]
+    shape = decode_shape(shapes[number]) if number < len(shapes) else None
     if shape is None and dtype.kind != "O":
         raise SignatureError(
             f"input {name!r} has no fixed rank", remedy="Give its Placeholder a shape."
         )
     return ArgSpec(name, shape or (), dtype)
+
+
+def _kind(node: NodeDef, number: int) -> int:
+    """The `DataType` of an output; that of an unknown op is the one it names; 0 if unknown."""
+    definition = op_def(node.op)
+    if definition is None:
+        key = "dtype" if "dtype" in node.attr else "T"
+        return node.attr[key].type if key in node.attr else 0
+    form = form_of(node, definition)
+    return 0 if form.problems else value_type(type_at(form.outputs, number) or 0)

@@ -240,7 +240,9 @@ def _read(
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}", remedy="Pass a SavedModel directory.")
     file = directory / "saved_model.pb"
-    if any((directory / name).exists() for name in _ORBAX):
+    is_model = file.is_file()
+    # A model may be exported into the folder of its checkpoint.
+    if not is_model and any((directory / name).exists() for name in _ORBAX):
         raise MalformedModelError(
             f"{directory} is a checkpoint of orbax, which holds arrays and no program",
             remedy=(
@@ -248,7 +250,7 @@ def _read(
                 "invert.from_exported(exported, params=...) with the exported function."
             ),
         )
-    if not file.is_file():
+    if not is_model:
         raise MalformedModelError(
             f"{file} does not exist, so {directory} is not a SavedModel",
             remedy="Pass the directory that holds saved_model.pb.",

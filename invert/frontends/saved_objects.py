@@ -302,10 +302,14 @@ class SavedObjects:
             return None
         args = proto.signature.input_arg
         bound = list(saved[function].bound_inputs)
-        first = len(args) - len(bound)
+        if (first := len(args) - len(bound)) < 0:
+            raise MalformedModelError(
+                f"{self._directory}: function {function!r} takes {len(args)} tensors, but captures "
+                f"{len(bound)}"
+            )
         given: dict[str, Value] = {}
         handles: set[str] = set()
-        for arg, i in zip(args[first:] if first >= 0 else (), bound, strict=True):
+        for arg, i in zip(args[first:], bound, strict=True):
             kind = self.kind(i) if 0 <= i < len(self.graph.nodes) else ""
             if i == index:
                 handles.add(arg.name)

@@ -185,36 +185,57 @@ def parameters_of(spec: FunctionSpec) -> list[Parameter]:
 
     **Raises:** `MalformedModelError`.
     """
-    full = decode(spec.fullargspec)
-    fields = ("args", "varargs", "varkw", "defaults", "kwonlyargs", "kwonlydefaults")
-    if not all(hasattr(full, field) for field in fields):
-        raise MalformedModelError("a function of the model has no list of its parameters")
-    args = list(full.args or ())
-    defaults = len(full.defaults or ())
-    optional = dict(zip(args[len(args) - defaults :], full.defaults or (), strict=False))
-    optional |= full.kwonlydefaults or {}
+    args, keywords = _names(spec, "args"), _names(spec, "kwonlyargs")
+    varargs, varkw = (_field(spec, name, (str, type(None))) for name in ("varargs", "varkw"))
+    defaults = _field(spec, "defaults", (tuple, list, type(None))) or ()
+    # Where there are more defaults than parameters, the first are of none.
+    optional = dict(zip(reversed(args), reversed(defaults), strict=False))
+    optional |= _field(spec, "kwonlydefaults", (dict, type(None))) or {}
     if spec.is_method or args[:1] == ["self"]:
         args = args[1:]
     kinds = inspect.Parameter
     stated = spec.input_signature.WhichOneof("kind")
-    constraints = list(decode(spec.input_signature) or ()) if stated else []
+    constraints = decode(spec.input_signature) or () if stated else ()
+    if not isinstance(constraints, (tuple, list, dict)):
+        raise MalformedModelError(_NO_PARAMETERS)
     kind = kinds.POSITIONAL_OR_KEYWORD
-    if constraints and full.varargs:
+    if constraints and varargs:
         kind = kinds.POSITIONAL_ONLY
     parameters = [Parameter(_argument_name(a), kind, a in optional, optional.get(a)) for a in args]
-    if full.varargs and constraints:
+    if varargs and constraints:
         # Each entry of the input signature is a separate parameter.
         more = range(max(0, len(constraints) - len(args)))
-        parameters += [Parameter(f"{full.varargs}_{i}", kind, False) for i in more]
-    elif full.varargs:
-        parameters.append(Parameter(full.varargs, kinds.VAR_POSITIONAL, False))
+        parameters += [Parameter(f"{varargs}_{i}", kind, False) for i in more]
+    elif varargs:
+        parameters.append(Parameter(varargs, kinds.VAR_POSITIONAL, False))
     parameters += [
         Parameter(_argument_name(a), kinds.KEYWORD_ONLY, a in optional, optional.get(a))
-        for a in full.kwonlyargs or ()
+        for a in keywords
     ]
-    if full.varkw and not constraints:
-        parameters.append(Parameter(full.varkw, kinds.VAR_KEYWORD, False))
+    if varkw and not constraints:
+        parameters.append(Parameter(varkw, kinds.VAR_KEYWORD, False))
     return parameters
+
+
+_NO_PARAMETERS = "a function of the model has no list of its parameters"
+
+
+def _field(spec: FunctionSpec, name: str, kinds: tuple[type, ...]) -> Value:
+    """A field of Python's `inspect.FullArgSpec`, which a `FunctionSpec` holds.
+
+    **Raises:** `MalformedModelError` if it is of none of these types.
+    """
+    value = getattr(decode(spec.fullargspec), name, spec)
+    if not isinstance(value, kinds):
+        raise MalformedModelError(_NO_PARAMETERS)
+    return value
+
+
+def _names(spec: FunctionSpec, name: str) -> list[str]:
+    names = _field(spec, name, (tuple, list, type(None))) or ()
+    if not all(isinstance(n, str) for n in names):
+        raise MalformedModelError(_NO_PARAMETERS)
+    return list(names)
 
 
 def _argument_name(name: str) -> str:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import saved_model_pb2, struct_pb2
 
 import invert
 from tests.damaged_files import damaged_copies
@@ -104,6 +104,12 @@ def _more_captures(objects: Any) -> None:
         function.bound_inputs.append(0)
 
 
+def _more_captures_of_tables(objects: Any) -> None:
+    for name, function in objects.concrete_functions.items():
+        if "initializer" in name or "initialize" in name:
+            function.bound_inputs.append(function.bound_inputs[0])
+
+
 def _twins(objects: Any) -> None:
     objects.nodes[0].children.add(local_name="call", node_id=1)
 
@@ -114,12 +120,41 @@ def _of_text(objects: Any) -> None:
             node.variable.dtype = tf.string.as_datatype_enum
 
 
+def _spec_with(**fields: Any) -> Callable[[Any], None]:
+    """Replace parts of the list of parameters that a function has."""
+
+    def change(objects: Any) -> None:
+        for node in objects.nodes:
+            if node.WhichOneof("kind") == "function":
+                spec = node.function.function_spec
+                for pair in spec.fullargspec.named_tuple_value.values:
+                    if pair.key in fields:
+                        pair.value.CopyFrom(fields[pair.key])
+                if "signature" in fields:
+                    spec.input_signature.CopyFrom(fields["signature"])
+
+    return change
+
+
+_PARAMETERS = (
+    *("args", "varargs", "varkw", "defaults", "kwonlyargs", "kwonlydefaults"), "signature",
+)  # fmt: skip
+_FLOAT = struct_pb2.StructuredValue(float64_value=2.0)
+_FLOATS = struct_pb2.StructuredValue(
+    list_value=struct_pb2.ListValue(values=[_FLOAT, struct_pb2.StructuredValue()])
+)
+_FLOATS.list_value.values[1].list_value.SetInParent()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        *((_spec_with(**{key: _FLOAT}), "has no list of its parameters") for key in _PARAMETERS),
+        *((_spec_with(**{k: _FLOATS}), "no list of its par") for k in ("args", "kwonlyargs")),
         (_fewer_results, "call has 1 results, but its signature has 0"),
         (_other_types, "function call have other types:\n  - 'x' is float32, but int32 in its"),
         (_more_captures, "function call takes 0 tensors besides its captures, but its .* has 1"),
+        (_more_captures_of_tables, r"function '.*initialize.*' takes 2 tensors, but captures 3"),
         (_twins, "object 0 of the SavedModel has two children 'call'"),
         (
             _of_text,

@@ -551,3 +551,8 @@ def test_a_checkpoint_of_orbax_is_no_model(name: str, tmp_path: Path) -> None:
     with pytest.raises(invert.MalformedModelError, match="a checkpoint of orbax") as error:
         invert.load(tmp_path)
     assert "from_exported" in error.value.remedy
+    # The arrays may lie beside a model.
+    model = tf.Module()
+    model.f = tf.function(lambda x: x + 1, input_signature=[Spec([2])])
+    tf.saved_model.save(model, str(tmp_path))
+    np.testing.assert_array_equal(invert.load(tmp_path)(np.zeros(2, np.float32)), [1, 1])

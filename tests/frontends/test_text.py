@@ -332,3 +332,15 @@ def test_a_graph_of_text() -> None:
         invert.convert_graphdef(proto, ["words"], ["y"])
     module = invert.convert_graphdef(proto, ["words"], ["y"], config=SPLIT)
     np.testing.assert_array_equal(module(np.array([3, 4])), [6, 8])
+
+
+def test_an_unknown_op_behind_text() -> None:
+    with tf.Graph().as_default() as graph:
+        words = tf.compat.v1.placeholder(tf.string, [3], name="words")
+        x = tf.strings.to_number(tf.strings.lower(tf.strings.strip(words)))
+        tf.identity(x * 2.0, name="y")
+    proto = graph.as_graph_def(add_shapes=True)
+    for node in proto.node:
+        node.op = {"StringStrip": "Unknown"}.get(node.op, node.op)
+    module = invert.convert_graphdef(proto, ["words"], ["y"], config=SPLIT)
+    np.testing.assert_array_equal(module(np.float32([1, 2, 3])), [2, 4, 6])

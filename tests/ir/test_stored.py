@@ -154,6 +154,36 @@ def test_files_writable_by_others_are_not_read(where: Path, mode: int) -> None:
     assert entry.read() is not None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_place_of_an_entry_is_replaced(where: Path) -> None:
+    """Opening it as usual would wait for a process that writes."""
+    entry = Entry("lowered", 1)
+    entry.write(_program())
+    (path,) = where.iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert str(entry.stored(_program)) == str(_program())
+    assert path.is_file()
+    assert entry.read() is not None
+
+
+def test_links_to_nothing_do_not_matter(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder, and beside this package's sources, where editors lock files with them."""
+    where.mkdir(parents=True)
+    (where / "link").symlink_to("nowhere")
+    sources = where.parent / "sources"
+    sources.mkdir()
+    (sources / ".#one.py").symlink_to("nowhere")
+    monkeypatch.setattr(_user_cache, "__file__", str(sources / "one.py"))
+    _user_cache.versions.cache_clear()
+    try:
+        assert "jax" in _user_cache.versions()
+        Entry("lowered", 1).write(_program())
+        assert Entry("lowered", 1).read() is not None
+    finally:
+        _user_cache.versions.cache_clear()
+
+
 def test_nothing_is_stored_if_that_is_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,16 +205,20 @@ def _break_resize(monkeypatch, fails):
 # -- large and deep
 
 
-def _with_constant(shape, fn):
+def _with_constant(shape, fn, dtype=tf.float32):
     """A graph of an argument and a constant filled with one value."""
     with tf.Graph().as_default() as g:
         x = v1.placeholder(tf.float32, [2], name="x")
-        tf.identity(fn(x, v1.placeholder(tf.float32, shape, name="large")), name="out")
+        # Of a shape that TensorFlow does not see while it builds the graph.
+        large = v1.placeholder(dtype, shape if dtype == tf.float32 else [None], name="large")
+        tf.identity(fn(x, large), name="out")
     graph = g.as_graph_def()
     (node,) = (n for n in graph.node if n.name == "large")
     node.op = "Const"
-    node.attr["value"].tensor.dtype = 1
-    node.attr["value"].tensor.float_val.append(2.0)
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    tensor = node.attr["value"].tensor
+    tensor.dtype = tf.as_dtype(dtype).as_datatype_enum
+    (tensor.float_val if dtype == tf.float32 else tensor.int_val).append(2)
     node.attr["value"].tensor.tensor_shape.CopyFrom(node.attr["shape"].shape)
     del node.attr["shape"]
     return graph
@@ -232,6 +236,49 @@ def test_large_constants_take_no_memory(shape):
     )
     with pytest.raises(invert.UnsupportedOpError, match=r"tf\.Where"):
         invert.convert_graphdef(places, ["x:0"], ["out:0"])
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (
+            lambda x, y: tf.reshape(x, y),
+            r"tf\.Reshape: .*4294967296 numbers are given where at most",
+        ),
+        (lambda x, y: tf.fill(y, 1.0), r"tf\.Fill: .*4294967296 numbers are given where at most"),
+        (
+            lambda x, y: tf.raw_ops.Slice(input=x, begin=y, size=y),
+            r"tf\.Slice: .*4294967296 numbers are given where at most",
+        ),
+        (
+            lambda x, y: x + tf.cast(tf.unique(y).y[0], tf.float32),
+            r"tf\.Unique: has constants of 17179869184 bytes, too many",
+        ),
+        (
+            lambda x, y: tf.dynamic_stitch([y], [tf.cast(y, tf.float32)]),
+            r"tf\.DynamicStitch: has indices of 17179869184 bytes, too many",
+        ),
+        (
+            lambda x, y: tf.dynamic_stitch([[0, 2**31 - 2]], [x]),
+            r"tf\.DynamicStitch: has a table of its rows of 17179869176 bytes",
+        ),
+        (lambda x, y: tf.dynamic_stitch([[-1, 0]], [x]), r"tf\.DynamicStitch: has the index -1"),
+    ],
+)
+def test_large_constants_are_not_spelled_out(fn, reason):
+    """Python's numbers, and tables at conversion, would take all memory."""
+    graph = _with_constant([1 << 32], fn, tf.int32)
+    with pytest.raises(invert.UnsupportedOpError, match=reason):
+        invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+
+
+def test_repeated_constants_take_no_memory():
+    graph = _with_constant(
+        [1], lambda x, y: x + tf.cast(tf.tile(tf.constant([1, 2]), [2**30 - 1])[1:3], tf.float32)
+    )
+    module = invert.convert_graphdef(graph, ["x:0"], ["out:0"], config=PLAIN)
+    out = jax.eval_shape(module, jax.ShapeDtypeStruct((2,), np.float32))
+    assert out.shape == (2,)
 
 
 def _calls(depth, times):

@@ -15,7 +15,7 @@ from jax import lax
 from invert._config import Config
 from invert._errors import Problem, UnsupportedOpError
 from invert.ir.sizes import as_value
-from invert.tf.fallback.eager import run_eagerly
+from invert.tf.fallback.eager import check_bytes, run_eagerly
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Value, rule
 from invert.tf.ops.node import Node
@@ -137,6 +137,7 @@ def _unique(
 ) -> list[Value]:
     operands = [x] if axis is None else [x, axis]
     if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf":
+        check_bytes(node, "constants", x.nbytes)
         # The axis can only be the one there is.
         return _known_unique(x, out_idx)[: 3 if node.op.startswith("UniqueWithCounts") else 2]
     if all(isinstance(v, np.ndarray) and v.dtype != object for v in operands):

@@ -17,6 +17,7 @@ from jax import lax
 from invert.ir.sizes import is_open
 from invert.ir.types import Params
 from invert.primitives.tf.dynamic_size import places_of
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -180,8 +181,12 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
     places = [_known(node, v, reason) for v in values[:half]]
     parts = values[half:]
     shape = np.shape(parts[0])[places[0].ndim :]
+    check_bytes(node, "indices", sum(p.nbytes for p in places))
     flat = np.concatenate([np.ravel(p) for p in places]).astype(np.int64)
+    if (flat < 0).any():
+        raise node.error(f"has the index {flat.min()}", "Pass indices from 0 on.")
     size = int(flat.max()) + 1 if flat.size else 0
+    check_bytes(node, "a table of its rows", size * flat.itemsize)
     # The last of several rows with the same index is kept.
     source = np.full(size, -1)
     source[flat] = np.arange(flat.size)

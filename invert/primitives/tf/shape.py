@@ -19,6 +19,7 @@ from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounds import size_of
 from invert.tf.values.constants import (
+    MAX_FOLD,
     array,
     arrays,
     as_sizes,
@@ -230,7 +231,7 @@ def _fill(dims: Ints, value: Value) -> Value:
     fixed = all(isinstance(d, int) for d in dims)
     # Integers may be shapes and indices of other ops; floats stay a broadcast scalar.
     whole = is_static(value) and value.dtype.kind in "iub"
-    if whole and fixed and math.prod(dims) <= 1024:
+    if whole and fixed and math.prod(dims) <= MAX_FOLD:
         return np.full(dims, value)
     return lax.broadcast(array(value), dims)
 
@@ -242,7 +243,8 @@ def _broadcast_to(x: Array, shape: Ints) -> Array:
 
 @rule("Tile", size_operands=(1,))
 def _tile(x: Value, multiples: Ints) -> Value:
-    if is_static(x) and all(isinstance(n, int) for n in multiples):
+    fixed = all(isinstance(n, int) for n in multiples)
+    if is_static(x) and fixed and x.size * math.prod(multiples) <= MAX_FOLD:
         return np.tile(x, multiples)
     if all(isinstance(n, int) and n == 1 for n in multiples):
         return x

@@ -113,6 +113,16 @@ def run_op(
     ]
 
 
+def check_bytes(node: Node, what: str, size: int) -> None:
+    """Refuse to compute at conversion what takes much more memory than the file does.
+
+    **Raises:** `UnsupportedOpError`.
+    """
+    if size > MOST_BYTES:
+        reason = f"has {what} of {size} bytes, too many to compute at conversion"
+        raise node.error(reason, "Compute it outside the function and pass the result.")
+
+
 def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.ndarray]:
     """The results of a pure op on known values.
 
@@ -120,9 +130,7 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
     """
     tf = import_tensorflow()
     run = run_op if node.op in PLAIN else run_apart
-    if (size := sum(v.nbytes for v in values)) > MOST_BYTES:
-        reason = f"has constants of {size} bytes as inputs, too many to compute at conversion"
-        raise node.error(reason, "Compute it outside the function and pass the result.")
+    check_bytes(node, "constants", sum(v.nbytes for v in values))
     node.read.update(node.attrs)  # TensorFlow reads all of them
     (text, library), types = serialized(ctx, node), input_types(node)
     try:

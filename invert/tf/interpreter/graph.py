@@ -18,6 +18,7 @@ from invert.protos.ops import Definition
 from invert.protos.types import AttrValue, FunctionDef, NodeDef
 from invert.tf.graph.body import function_body, make_body, ordered, output_offset
 from invert.tf.graph.check import checked
+from invert.tf.graph.feeds import with_feeds
 from invert.tf.graph.functionalize import MadeFunction, as_graph, functionalize, holds_frames
 from invert.tf.graph.library import Library
 from invert.tf.graph.seeds import by_key, without_idle
@@ -98,12 +99,11 @@ class Graph:
         self, inputs: Sequence[str], outputs: Sequence[str], control_outputs: Sequence[str]
     ) -> Body:
         """The body of the graph itself between some tensors."""
-        graph_def = self.shared.graph
-        fed = [name.rpartition(":")[0] or name for name in inputs]
+        protos, fed, outputs = with_feeds(self.shared.graph.node, inputs, outputs)
         roots = [*outputs, *control_outputs]
-        given = {n.name: n.attr["dtype"].type for n in graph_def.node if "dtype" in n.attr}
+        given = {n.name: n.attr["dtype"].type for n in protos if "dtype" in n.attr}
         checked_nodes, forms = checked(
-            graph_def.node,
+            protos,
             {name: given.get(name, 0) for name in fed},
             [(name, 0) for name in outputs],
             op_def=self.op_def,

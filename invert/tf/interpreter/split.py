@@ -238,8 +238,8 @@ class _Front:
         node = self._body.nodes[index]
         if index in self._arguments:
             return _STRING if self._arguments[index][1].kind == "O" else 0
-        definition = self._definition(node)
-        if definition is None:
+        definition = self._graph.op_def(node.op)
+        if definition is None:  # reported elsewhere
             return 0
         return type_at(types_of(definition.output_arg, node.attrs), number) or 0
 

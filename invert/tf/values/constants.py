@@ -22,14 +22,14 @@ from invert.tf.values.dynamic_size import DynamicSize, NotASizeError, int_max, i
 
 # Shapes are short. A larger integer constant is data, which is not folded, so that the program
 # computes what the graph does.
-_MAX_FOLD = 1024
+MAX_FOLD = 1024
 # Image sizes are computed in floating point; up to this many such numbers may be sizes.
 _MAX_FLOATS = 16
 
 
 def is_static(value: Value) -> bool:
     """Return whether `value` is an index or a shape to be folded during raising."""
-    if not isinstance(value, np.ndarray) or value.size > _MAX_FOLD:
+    if not isinstance(value, np.ndarray) or value.size > MAX_FOLD:
         return False
     if value.dtype.kind == "f":
         return value.size <= _MAX_FLOATS
@@ -51,7 +51,7 @@ def fold_binary(
     depends on open sizes. A rule that asks for its value still gets it.
     """
     result = np.broadcast(x, y)
-    if result.size > _MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
+    if result.size > MAX_FOLD or (result.size > 1 and len(result.shape) > 1):
         return None
     try:
         with np.errstate(all="ignore", divide="raise"):
@@ -117,8 +117,17 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
     )
 
 
+# A constant that repeats one number takes no memory, but this many integers do.
+_MOST_INTS = 1 << 20
+
+
 def ints(value: np.ndarray) -> tuple[Value, ...]:
-    """A static vector or scalar as a tuple of ints and symbolic dimensions."""
+    """A static vector or scalar as a tuple of ints and symbolic dimensions.
+
+    **Raises:** `ValueError` if it is longer than any shape or list of sizes.
+    """
+    if value.size > _MOST_INTS:
+        raise ValueError(f"{value.size} numbers are given where at most {_MOST_INTS} can be used")
     return tuple(int(d) if isinstance(d, int | np.integer) else d for d in np.ravel(value).tolist())
 
 
