@@ -58,8 +58,10 @@ WITH_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
 # Calls, and the parameter with the program of each. The last two wrap the body of a `scan` in the
 # loop that JAX traces for it, in jax 0.10 and 0.12.
 CALLS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("jit", "remat2"), "jaxpr")
-    | dict.fromkeys((*WITH_RULES, "closed_call", "eval_jaxpr"), "call_jaxpr")
+    {
+        **dict.fromkeys(("jit", "remat2"), "jaxpr"),
+        **dict.fromkeys((*WITH_RULES, "closed_call", "eval_jaxpr"), "call_jaxpr"),
+    }
 )
 # What the functions of `fast` compute.
 _FAST: Mapping[str, str] = MappingProxyType(
