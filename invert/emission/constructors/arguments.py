@@ -37,6 +37,7 @@ from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, snake, stem
 from invert.emission.python.syntax import number
+from invert.ir.sizes import Shape
 from invert.ir.types import Var
 
 # Options of a layer, passed by keyword.
@@ -45,17 +46,6 @@ BY_KEYWORD = OPTIONS | {KERNEL_SIZE, *SIDES}
 _AUTOMATIC = re.compile(r"dense|linear|conv([1-3]d)?(_transpose)?")
 # Stands for the arguments of a layer that a node lacks.
 MISSING = object()
-
-
-def _has_other_sizes(cls: Class) -> bool:
-    """Return whether the text of a class holds for parameters of other sizes."""
-    twins = [d for d in cls.drafts if d.twin is not None]
-    shapes = [
-        [[v.aval.shape for _, v in node.leaves()] for node in (d.node, d.twin.node)]
-        for d in twins
-        if d.twin is not None
-    ]
-    return any(one != other for one, other in shapes)
 
 
 class Arguments:
@@ -100,21 +90,17 @@ class Arguments:
     @functools.cached_property
     def varies(self) -> bool:
         """Return whether the text of the class holds for parameters of other sizes."""
-        return _has_other_sizes(self.cls)
+        twins = [(d.node, d.twin.node) for d in self.cls.drafts if d.twin is not None]
+        return any(_shapes(node) != _shapes(twin) for node, twin in twins)
 
     def value(self, column: tuple[Any, ...], wanted: str) -> ast.expr:
         """An argument from its values in all nodes: a number, or an argument of this one."""
         if wanted == HEADS and column[0] < self.columns.get(HEADS, column)[0]:
             wanted = KV_HEADS
-        # A choice, as sizes are.
-        given = wanted in (HEADS, KV_HEADS) and self.varies
-        given = given and self.cls not in self.inits.counted
-        given = given and not (self.has_layers and {*column} == {1})  # of a single head
-        whole = self.whole or wanted == KV_HEADS
-        given = given and not (whole and wanted in self.inits.as_numbers)
+        is_choice = self._is_choice(column, wanted)
         if self._are_columns_of_heads(column, wanted):
-            wanted, given = HEADS, True
-        if all(v == column[0] for v in column) and not given:
+            wanted, is_choice = HEADS, True
+        if all(v == column[0] for v in column) and not is_choice:
             return expression(column[0])
         if self.whole and self.inits.width and (multiple := self._of_width(column)) is not None:
             return multiple
@@ -130,39 +116,52 @@ class Arguments:
             return multiple
         for name, values in {**self.columns, **own, **self.statics}.items():
             if values == column and name != GATES and _is_of(column, values):
-                self.columns.setdefault(name, column)
-                self.names.taken.add(name)
-                return ast.Name(name, ast.Load())
-        if all(type(v) is int for v in column):
-            named = {n: k for k, n in self.sizes.items() if n != GATES}
-            whole = {
-                n: tuple(map(int, k))
-                for n, k in named.items()
-                if all(map(str.isdigit, k)) and stem(n) in SIZES
-            }
-            bases = {**self.columns, **whole}
-            for name, values in bases.items():
-                if not all(type(v) is int and v > 0 for v in values):
-                    continue
-                for k in range(2, 9):
-                    if all(v == k * w for v, w in zip(column, values, strict=True)):
-                        self.columns.setdefault(name, values)
-                        self.names.taken.add(name)
-                        own = ast.Name(name, ast.Load())
-                        return syntax.infix(number(k), "*", own)
-                    # Others are multiples by chance.
-                    known = name in self.columns and self.varies
-                    pairs = zip(column, values, strict=True)
-                    if known and all(k * v == w for v, w in pairs):
-                        return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
+                return self._argument(name, column)
+        if (multiple := self._of_known(column)) is not None:
+            return multiple
         wanted = stem(wanted)
         if self.has_layers and wanted in (*FEATURES, CHANNELS, HIDDEN):
             wanted = self._of_inside(column, wanted)
         # Names of other sizes are theirs, also of those that come later.
-        name = Names({*self.names.taken, *self.sizes.values()}).new(wanted)
+        return self._argument(Names({*self.names.taken, *self.sizes.values()}).new(wanted), column)
+
+    def _argument(self, name: str, column: tuple[Any, ...]) -> ast.expr:
+        """The argument of this name, which may be a new one."""
+        self.columns.setdefault(name, column)
         self.names.taken.add(name)
-        self.columns[name] = column
         return ast.Name(name, ast.Load())
+
+    def _is_choice(self, column: tuple[Any, ...], wanted: str) -> bool:
+        """Return whether a number is an argument even where all nodes share it: that of heads."""
+        if wanted not in (HEADS, KV_HEADS) or not self.varies or self.cls in self.inits.counted:
+            return False
+        if self.has_layers and {*column} == {1}:  # of a single head
+            return False
+        return not ((self.whole or wanted == KV_HEADS) and wanted in self.inits.as_numbers)
+
+    def _of_known(self, column: tuple[Any, ...]) -> ast.expr | None:
+        """A size as a small multiple, or a part, of one that has a name."""
+        if not all(type(v) is int for v in column):
+            return None
+        named = {n: k for k, n in self.sizes.items() if n != GATES}
+        whole = {
+            n: tuple(map(int, k))
+            for n, k in named.items()
+            if all(map(str.isdigit, k)) and stem(n) in SIZES
+        }
+        bases = {**self.columns, **whole}
+        for name, values in bases.items():
+            if not all(type(v) is int and v > 0 for v in values):
+                continue
+            for k in range(2, 9):
+                if all(v == k * w for v, w in zip(column, values, strict=True)):
+                    return syntax.infix(number(k), "*", self._argument(name, values))
+                # Others are multiples by chance.
+                known = name in self.columns and self.varies
+                pairs = zip(column, values, strict=True)
+                if known and all(k * v == w for v, w in pairs):
+                    return syntax.infix(ast.Name(name, ast.Load()), "//", number(k))
+        return None
 
     def _are_columns_of_heads(self, column: tuple[Any, ...], wanted: str) -> bool:
         """Return whether a table, such as one of biases of scores, has a column for each head."""
@@ -231,9 +230,7 @@ class Arguments:
         (ratio,) = ratios
         if (product := self._of_image(column)) is not None:
             return product
-        self.columns.setdefault(DIM, width)
-        self.names.taken.add(DIM)
-        own = ast.Name(DIM, ast.Load())
+        own = self._argument(DIM, width)
         return own if ratio == 1 else syntax.infix(number(ratio), "*", own)
 
     def _sum(self, parts: Sequence[tuple[int, ...]]) -> ast.expr:
@@ -344,6 +341,10 @@ class Arguments:
 
         order = sorted(self.columns, key=place)
         self.columns = {name: self.columns[name] for name in order}
+
+
+def _shapes(node: Node) -> list[Shape]:
+    return [v.aval.shape for _, v in node.leaves()]
 
 
 def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
