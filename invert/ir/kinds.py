@@ -55,11 +55,13 @@ LINEAR = MOVES | frozenset(
 )
 # Calls whose derivative has a rule of its author.
 WITH_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+# What `jax.checkpoint` binds.
+CHECKPOINT = "remat2"
 # Calls, and the parameter with the program of each. The last two wrap the body of a `scan` in the
 # loop that JAX traces for it, in jax 0.10 and 0.12.
 CALLS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("jit", "remat2"), "jaxpr"),
+        **dict.fromkeys(("jit", CHECKPOINT), "jaxpr"),
         **dict.fromkeys((*WITH_RULES, "closed_call", "eval_jaxpr"), "call_jaxpr"),
     }
 )

@@ -44,7 +44,7 @@ def without_calls(closed: J) -> J:
 
 
 # The rules of other calls, and what `jax.checkpoint` recomputes, are compared too.
-_INLINED = kinds.CALLS.keys() - kinds.WITH_RULES - {"remat2"}
+_INLINED = kinds.CALLS.keys() - kinds.WITH_RULES - {kinds.CHECKPOINT}
 
 
 def _opened(jaxpr: Jaxpr) -> Jaxpr:

@@ -122,7 +122,7 @@ class Arguments:
         wanted = stem(wanted)
         if self.has_layers and wanted in (*FEATURES, CHANNELS, HIDDEN):
             wanted = self._of_inside(column, wanted)
-        # Names of other sizes are theirs, also of those that come later.
+        # A name of another size is left to it, even if that comes later.
         return self._argument(Names({*self.names.taken, *self.sizes.values()}).new(wanted), column)
 
     def _argument(self, name: str, column: tuple[Any, ...]) -> ast.expr:
@@ -156,7 +156,7 @@ class Arguments:
             for k in range(2, 9):
                 if all(v == k * w for v, w in zip(column, values, strict=True)):
                     return syntax.infix(number(k), "*", self._argument(name, values))
-                # Others are multiples by chance.
+                # One that is not an argument yet may be a multiple by chance.
                 known = name in self.columns and self.varies
                 pairs = zip(column, values, strict=True)
                 if known and all(k * v == w for v, w in pairs):
@@ -177,7 +177,7 @@ class Arguments:
         return heads == {*column} and self.cls not in self.inits.heads_apart
 
     def _of_inside(self, column: tuple[Any, ...], wanted: str) -> str:
-        """The name of a size of layers inside, which these call `wanted`."""
+        """The name here of a size that the layers inside call `wanted`."""
         taken, field = {*self.names.taken, *self.sizes.values()}, snake(self.current)
         if not self.whole:
             usual = CHANNELS if column[0] in self._channels else HIDDEN
@@ -294,9 +294,9 @@ class Arguments:
         return False
 
     def completed(self, column: Sequence[Any], name: str) -> tuple[Any, ...]:
-        """Values for nodes without a layer: those of an argument, or of the first node.
+        """Values for nodes without a layer: those of an argument that fits, or what is most common.
 
-        The size of a kernel is no other argument's.
+        The size of a kernel is never taken for that of something else.
         """
         given = [v for v in column if v is not MISSING]
         if len(given) == len(column) or (type(given[0]) is bool and len(set(given)) == 1):
@@ -357,7 +357,7 @@ def _sides(name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_of(column: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
-    """Return whether equal values are of the same types: `1 == True`."""
+    """Return whether equal values have equal types, as `1 == True` do not."""
     return [*map(type, column)] == [*map(type, values)]
 
 

@@ -50,7 +50,7 @@ class Made:
 
 
 class Initializers:
-    """What is known of the constructors of a file while they are written, the innermost first.
+    """The constructors of a file, written from the innermost class outwards, and their choices.
 
     **Arguments:**
 
@@ -70,22 +70,22 @@ class Initializers:
         self.functions: dict[str, str] = {}
         # Functions that make the lists of the class that was written last.
         self.stages: list[ast.FunctionDef] = []
-        # The constructors so far.
+        # The constructors that are written.
         self.written: dict[Class, Made] = {}
         # Arguments that the model does not have.
         self.as_numbers: set[str] = set()
-        # The classes whose number of heads is that of other arrays too, or has to be one.
+        # The classes that need their number of heads as it is: other arrays have it, or it is one.
         self.counted: set[Class] = set()
-        # The classes of whose arguments and results no axis is that of the heads.
+        # The classes whose arguments and results have no axis of heads.
         self.heads_apart: set[Class] = set()
-        # The width of which all widths of the model are multiples, in it and its twin.
+        # The width that all widths of the model are multiples of, in the model and its twin.
         self.width: tuple[int, ...] = ()
-        # Sizes of the model that are sums of others, with these.
+        # Sizes of the model that are sums, with their terms.
         self.sums: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]] = {}
         # The names of the features of several inputs of the model.
         self.inputs: Sequence[str] = ()
         self._keyed: dict[Node, bool] = {}
-        # By class, field, and index in a list.
+        # The layers that one call makes, by class, field, and index in a list.
         self.sites: dict[tuple[Class, str, int], list[Node]] = collections.defaultdict(list)
 
     def restart(self) -> None:

@@ -228,7 +228,7 @@ class _Writing:
     def _with_widths(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Name an output size after its layer, if no other layer inside has that size.
 
-        It is not a hidden size: the results are joined with others, for instance.
+        Nothing inside reads it then, so it is not hidden: the results may be joined with others.
         """
         uses = [n for s in body for n in syntax.names_in(s) if n.id == HIDDEN]
         outputs = {f for f, name in self.args.hidden if stem(name) in OUTPUTS}
@@ -288,9 +288,9 @@ class _Writing:
         return [syntax.substitute(s, tests) for s in body]
 
     def _with_numbers(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Write sizes as numbers that never vary, if that holds for some sizes and not for all.
+        """Write sizes that never vary as numbers, unless that would be all of them.
 
-        A layer that is made for certain sizes has no arguments for the others.
+        A layer whose other sizes are choices does not offer these.
         """
         own = [i for i, d in enumerate(self.cls.drafts) if d.twin is None]
         sizes = {
@@ -307,7 +307,7 @@ class _Writing:
         one = KV_HEADS in self.inits.as_numbers or self.cls in self.inits.counted
         numbers = (a.value for c in made for a in c.args if isinstance(a, ast.Constant))
         if all(one and n == 1 for n in numbers):
-            # Only sizes inside of it are those of this model.
+            # Sizes that its results show are those of the layers around it.
             outside = [*self._sizes_of_results()]
             alike = {
                 n: v
@@ -331,7 +331,7 @@ class _Writing:
                 yield from zip(*(d.arrays[i][1][::-1] for d in drafts), strict=False)
 
     def _key(self) -> ast.expr:
-        """A separate key, named once all are known."""
+        """A key of its own, which is named when the number of keys is known."""
         self._slots += 1
         return slot(self._slots - 1)
 
