@@ -513,4 +513,4 @@ def from_exported(
     from invert.frontends import weights
 
     entry = frontend.entry_point(exported, config=config)
-    return from_entry(entry if params is None else weights.held(entry, params), config)
+    return from_entry(entry if params is None else weights.as_parameters(entry, params), config)

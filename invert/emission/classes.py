@@ -25,13 +25,14 @@ from invert.emission.annotations import (
 from invert.emission.axis_names import Dimensions, letters_of
 from invert.emission.class_names import describe, name_classes
 from invert.emission.constructors.defaults import drop_unused_defaults
+from invert.emission.constructors.initializers import Initializers
 from invert.emission.constructors.sizes import (
     HEADS,
     HIDDEN,
     KV_HEADS,
 )
 from invert.emission.constructors.starts import Starts
-from invert.emission.constructors.write import Initializers
+from invert.emission.constructors.write import write
 from invert.emission.equinox_nn import construct
 from invert.emission.expressions import helpers, literals, loops, scanned
 from invert.emission.expressions.body import Body, Placed
@@ -652,7 +653,7 @@ class Classes:
 
     def _add_init(self, cls: Class, sizes: Mapping[tuple[str, ...], str]) -> None:
         whole = cls is self._outermost
-        init = self.inits.write(cls, sizes, self.file.names.taken, whole=whole)
+        init = write(self.inits, cls, sizes, self.file.names.taken, whole=whole)
         place = next(i for i, d in enumerate(self.file.definitions) if d is cls.definition)
         self.file.definitions[place:place] = self.inits.stages
         self.inits.stages.clear()

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from invert.emission.axis_names import Dimensions
+from invert.emission.constructors.initializers import Initializers
 from invert.emission.constructors.sizes import (
     CHANNELS,
     DEPTH,
@@ -28,7 +29,6 @@ from invert.emission.constructors.sizes import (
     WIDTHS,
 )
 from invert.emission.constructors.widths import rows
-from invert.emission.constructors.write import Initializers
 from invert.emission.layers.cut import Layer, LayerCall, calls
 from invert.emission.layers.shared import Class
 from invert.emission.layers.tree import Node, Path

@@ -41,7 +41,7 @@ _VALUE = "VARIABLE_VALUE"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concrete:
-    """A concrete function in a file, with the data to read its signature.
+    """A concrete function in a file, and what its signature is read from.
 
     **Attributes:**
 
@@ -59,7 +59,7 @@ class Concrete:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SavedFunction:
-    """A saved function: its concrete functions, and the Python function's parameters."""
+    """A function with its traces, and the parameters of the Python function."""
 
     concretes: tuple[Concrete, ...]
     function_type: types.SimpleNamespace
@@ -109,7 +109,7 @@ class SavedObjects:
     # -- functions
 
     def function(self, index: int) -> SavedFunction:
-        """An object as a function."""
+        """The function that an object is, with all its traces."""
         proto = self.graph.nodes[index].function
         parameters = parameters_of(proto.function_spec)
         return SavedFunction(
@@ -118,7 +118,7 @@ class SavedObjects:
         )
 
     def bare(self, index: int) -> Concrete:
-        """An object as a concrete function."""
+        """The single concrete function that an object is."""
         proto = self.graph.nodes[index].bare_concrete_function
         has_spec = proto.HasField("function_spec") and proto.function_spec.HasField("fullargspec")
         parameters = parameters_of(proto.function_spec) if has_spec else None
@@ -185,7 +185,7 @@ class SavedObjects:
         return self._values[index]
 
     def _stored(self, index: int) -> np.ndarray | str:
-        """The value of a variable in the checkpoint, or why there is none of its type."""
+        """The value of a variable in the checkpoint; text if there is none of its type."""
         proto = self.graph.nodes[index].variable
         key = self._keys.get((index, _VALUE))
         if key is None:
@@ -200,9 +200,9 @@ class SavedObjects:
 
     @functools.cached_property
     def _keys(self) -> dict[tuple[int, str], str]:
-        """The keys of values in the checkpoint by object and name of the value.
+        """Where the checkpoint has each value: its key there, by object and name of the value.
 
-        The checkpoint has its own object graph: objects with equal paths correspond.
+        The checkpoint has an object graph of its own; objects with equal paths correspond.
         """
         if _OBJECTS not in self.checkpoint:
             raise MalformedModelError(
@@ -215,7 +215,7 @@ class SavedObjects:
         keys: dict[tuple[int, str], str] = {}
         pairs = {0: 0} if nodes and self.graph.nodes else {}
         pending = list(pairs.items())
-        for own, other in pending:  # grows
+        for own, other in pending:  # the loop extends it
             for value in nodes[other].attributes:
                 keys[own, value.name] = value.checkpoint_key
             named = {c.local_name: c.node_id for c in nodes[other].children}
@@ -283,7 +283,7 @@ class SavedObjects:
         return None
 
     def _buckets(self, index: int) -> Buckets | None:
-        """The buckets of a dense table, by the function that makes it."""
+        """The buckets of a dense table, read from the function that makes it."""
         maker = self.children[index].get("_create_resource")
         if maker is None or self.kind(maker) != "function":
             return None
@@ -339,7 +339,7 @@ class SavedObjects:
 
 
 def has_type(value: np.ndarray, shape: Sequence[int | None] | None, kind: int) -> bool:
-    """Return whether an array has a `DataType` and a possibly unknown shape."""
+    """Return whether an array has the type of a `DataType`, and a shape where that is known."""
     fits = shape is None or fits_shape(value.shape, shape)
     return fits and value.dtype == decode_dtype(kind)
 
@@ -367,7 +367,7 @@ def checkpoint_of(files: Files, directory: Path) -> Checkpoint:
 def captured(
     objects: SavedObjects, index: int, location: str
 ) -> np.ndarray | StoredTable | Problem | None:
-    """The value that a captured object feeds; `None` if it is a variable."""
+    """The value that a function captures with an object; `None` for a variable."""
     kind = objects.kind(index)
     if kind == "variable":
         return None

@@ -150,7 +150,7 @@ def _entry_point(
         shardings=program.shardings,
     )
     names = [spec.name for spec in specs]
-    return weights.held(whole, {name: params[name] for name in names if name in params})
+    return weights.as_parameters(whole, {name: params[name] for name in names if name in params})
 
 
 def _names_by_function(

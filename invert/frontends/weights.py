@@ -1,4 +1,4 @@
-"""Arguments that hold weights, as parameters."""
+"""Turns arguments that hold weights into parameters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from invert.ir.avals import type_text
 _Path = tuple[str, ...]
 
 
-def held(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
-    """An entry point without parameters, with some of its arguments as such.
+def as_parameters(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
+    """The entry point with some of its arguments as parameters; it has none yet.
 
-    A parameter is called by its path in the argument, as in `dense/kernel`, after the name of the
-    argument if that is an array itself, or if there are several.
+    A parameter is named by its path in the argument, such as `dense/kernel`. The name of the
+    argument comes first if there are several, and stands alone if the argument is an array.
 
     **Arguments:**
 
-    - `values`: trees of arrays, by the names of arguments, or `arg0`, `arg1`, ... by position.
+    - `values`: trees of arrays by the names of their arguments; `arg0`, `arg1`, ... work too.
 
     **Raises:** `SignatureError` that lists all mismatches.
     """
@@ -103,7 +103,7 @@ def check_mapping(params: object, what: str = "params") -> None:
 def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:
     """The leaves of a tree and their names, by path; container types do not matter.
 
-    Flax boxes arrays, so `kernel.value` is named `kernel`.
+    The array in a box of Flax, `kernel.value`, is named `kernel`.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     boxes = collections.Counter(path[:-1] for path, _ in leaves)
@@ -138,13 +138,13 @@ def _array(given: Any, name: str, spec: Any, problems: list[str]) -> np.ndarray:
 
 
 def _is_trained(path: Sequence[str], dtype: np.dtype) -> bool:
-    """Return whether a weight is a real number outside of the statistics that Flax keeps."""
+    """Return whether a weight has real or complex numbers and is not one of Flax's statistics."""
     parts = [part for name in path for part in name.split("/")]
     return jnp.issubdtype(dtype, np.inexact) and "batch_stats" not in parts
 
 
 def _shared(shardings: Shardings, params: Mapping[int, Param]) -> Shardings:
-    """The shardings of an entry point some of whose flat arguments are parameters."""
+    """The shardings once the flat arguments of these numbers have become parameters."""
     specs = dict(enumerate(shardings.arguments))
     own = {p.name: spec for i, p in params.items() if (spec := specs.get(i)) is not None}
     rest = tuple(spec for i, spec in specs.items() if i not in params)

@@ -25,8 +25,6 @@ from invert.ir.match import equivalent
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
 
-RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
-
 # The most entries kept for isomorphic programs that differ in their constants.
 _MAX_ALIKE = 8
 
@@ -36,19 +34,16 @@ def without_rules(closed: J) -> J:
     if not _has_rules(closed):
         return closed
 
-    def called(eqn: Eqn) -> AnyJaxpr | None:
-        return eqn.params["call_jaxpr"] if eqn.primitive.name in RULES else None
-
     def visit(jaxpr: Jaxpr) -> Jaxpr:
-        jaxpr = with_inlined(jaxpr, called)
-        if RULES.isdisjoint(names_in(jaxpr)):
+        jaxpr = with_inlined(jaxpr, lambda e: kinds.called(e, kinds.WITH_RULES))
+        if kinds.WITH_RULES.isdisjoint(names_in(jaxpr)):
             return jaxpr
         # What is left holds arrays.
         graph = Graph(jaxpr)
         replacements = [
-            Replacement(eqn.params["call_jaxpr"], eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
+            Replacement(program, eqn.invars, eqn.outvars, frozenset({eqn}), eqn)
             for eqn in graph.eqns
-            if eqn.primitive.name in RULES
+            if (program := kinds.called(eqn, kinds.WITH_RULES)) is not None
         ]
         return replace(graph, replacements) if replacements else jaxpr
 
@@ -56,7 +51,7 @@ def without_rules(closed: J) -> J:
 
 
 def _has_rules(closed: AnyJaxpr) -> bool:
-    return not RULES.isdisjoint(names_in(open_jaxpr(closed)))
+    return not kinds.WITH_RULES.isdisjoint(names_in(open_jaxpr(closed)))
 
 
 def inlined(closed: J) -> J | ClosedJaxpr:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import constants_as_arguments, consts_of, open_jaxpr, sub_jaxprs
+from invert.ir import kinds
 from invert.ir.interpret import bind, interpret
 from invert.ir.jaxprs import equations
 from invert.ir.loops import CondParts, ScanParts, WhileParts, while_loop_of
@@ -39,11 +40,6 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil"))
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
-# The parameters of calls that hold their programs.
-_CALLS: Mapping[str, str] = {
-    "jit": "jaxpr", "remat2": "jaxpr", "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-}  # fmt: skip
 _LOOPS = frozenset(("scan", "while", "cond"))
 # Larger arrays are unlikely to be bounds, and copies of them take memory.
 _MAX_NUMBERS = 1 << 12
@@ -201,14 +197,14 @@ class _Search:
             made = [self._of(b, operands, in_loop) for b in CondParts.of(eqn).branches]
             joined = [_either(*facts) for facts in zip(*(r for _, r in made), strict=True)]
             return [sites for sites, _ in made], [fact.depending_on(index) for fact in joined]
-        if name in _CALLS:
-            sites, results = self._of(eqn.params[_CALLS[name]], given, in_loop)
+        if (called := kinds.called(eqn)) is not None:
+            sites, results = self._of(called, given, in_loop)
             return [sites], results
         number = given[0].number if name in _SAME_NUMBERS else None
         return [], [_Fact(number, _inputs(given))] * len(eqn.outvars)
 
     def _conditions(self, eqn: Eqn, given: Sequence[_Fact], in_loop: bool) -> list[Condition]:
-        if eqn.primitive.name in _LOOPS or eqn.primitive.name in _CALLS:
+        if eqn.primitive.name in _LOOPS or kinds.called(eqn) is not None:
             return []
         if inner := list(sub_jaxprs(eqn)):
             return [c for jaxpr in inner for c in _thresholds(jaxpr)]
@@ -355,7 +351,7 @@ def _run_inside(eqn: Eqn, site: _Own, operands: list[Value], met: list[Value]) -
         state = while_loop_of(lambda s: test(s[: len(init)], list(met)), again, [*init, *met])
         met[:] = state[len(init) :]
         return state[: len(init)]
-    return _run(eqn.params[_CALLS[name]], site.bodies[0], operands, met)
+    return _run(eqn.params[kinds.CALLS[name]], site.bodies[0], operands, met)
 
 
 def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:

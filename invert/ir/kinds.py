@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 
 from invert._private.jax import open_jaxpr
-from invert.ir.types import Eqn
+from invert.ir.types import AnyJaxpr, Eqn
 
 # Axes of both operands of a product: those that are summed over, and those of its batch.
 DotDimensionNumbers = tuple[
@@ -53,6 +53,18 @@ PRODUCTS = frozenset(("conv_general_dilated", "dot_general", "mul"))
 LINEAR = MOVES | frozenset(
     "convert_element_type copy cumsum div gather neg reduce_sum reduce_window_sum split".split()
 )
+# Calls whose derivative has a rule of its author.
+WITH_RULES = frozenset(("custom_jvp_call", "custom_vjp_call"))
+# What `jax.checkpoint` binds.
+CHECKPOINT = "remat2"
+# Calls, and the parameter with the program of each. The last two wrap the body of a `scan` in the
+# loop that JAX traces for it, in jax 0.10 and 0.12.
+CALLS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("jit", CHECKPOINT), "jaxpr"),
+        **dict.fromkeys((*WITH_RULES, "closed_call", "eval_jaxpr"), "call_jaxpr"),
+    }
+)
 # What the functions of `fast` compute.
 _FAST: Mapping[str, str] = MappingProxyType(
     {
@@ -70,6 +82,12 @@ _FAST: Mapping[str, str] = MappingProxyType(
         "two_pass_argmin": "argmin",
     }
 )
+
+
+def called(eqn: Eqn, calls: Container[str] = CALLS) -> AnyJaxpr | None:
+    """The program of a call that is one of `calls`."""
+    name = eqn.primitive.name
+    return eqn.params[CALLS[name]] if name in CALLS and name in calls else None
 
 
 def product_axes(eqn: Eqn) -> DotDimensionNumbers:

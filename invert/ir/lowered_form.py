@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.carries import equal_carries, sharing
 from invert.ir.closed_over import order_of_use, with_each_operand_once
 from invert.ir.loops import WhileParts
@@ -43,15 +43,14 @@ def without_calls(closed: J) -> J:
     return jaxprs.map_jaxprs(closed, _opened)
 
 
-# Inlined calls, and the parameter with the program of each. The last two wrap the body of a `scan`
-# in the loop that JAX traces for it, in jax 0.10 and 0.12.
-_CALLED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "call_jaxpr"}
+# The rules of other calls, and what `jax.checkpoint` recomputes, are compared too.
+_INLINED = kinds.CALLS.keys() - kinds.WITH_RULES - {kinds.CHECKPOINT}
 
 
 def _opened(jaxpr: Jaxpr) -> Jaxpr:
     if jaxpr.constvars:
         return jaxpr
-    return jaxprs.with_inlined(jaxpr, lambda e: e.params.get(_CALLED.get(e.primitive.name, "")))
+    return jaxprs.with_inlined(jaxpr, lambda e: kinds.called(e, _INLINED))
 
 
 def _with_ordered_barriers(jaxpr: Jaxpr) -> Jaxpr:

@@ -807,8 +807,7 @@ def _traced_rule(eqn: Eqn) -> ClosedJaxpr:
 _NORMAL = {
     "jit": _jit,
     "scan": _scan,
-    "checkpoint": _checkpoint,
-    "remat2": _checkpoint,
+    kinds.CHECKPOINT: _checkpoint,
     "while": _while_or_cond,
     "cond": _while_or_cond,
     "custom_jvp_call": _custom_call,

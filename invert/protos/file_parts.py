@@ -162,5 +162,5 @@ def _without(name: str, data: mmap.mmap | bytes) -> tuple[bytes | None, FilePart
     secret = os.urandom(16)
     cuts: list[Cut] = []
     rest = cut(name, data, _LARGE, secret, cuts)
-    held = {c.stands_for_it: FilePart(data, c.start, c.size) for c in cuts}
+    held = {c.placeholder: FilePart(data, c.start, c.size) for c in cuts}
     return rest, NO_PARTS if rest is None else FileParts(held)

@@ -1,6 +1,6 @@
-"""Classes for the messages in TensorFlow's files, built from the types of their fields.
+"""Message classes for TensorFlow's files, built from the types of their fields.
 
-They live in a separate pool, so that they never clash with those that TensorFlow registers.
+They have a descriptor pool of their own, since TensorFlow registers its classes in the default one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _field(name: str, annotation: str) -> Field:
     return Field(int(match["number"]), name, match["type"], key, repeated, group)
 
 
-# The serialized descriptor of all messages, which is ten times faster than building it.
+# The serialized descriptor of all messages: reading it is ten times faster than building it.
 # `benchmarks/protos.py` writes it.
 FILE = "messages.binpb"
 
@@ -152,7 +152,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 
 def own(given: object, kind: type[M], where: str) -> M:
-    """A message of these classes, from bytes or TensorFlow's own message.
+    """Convert bytes or a message of TensorFlow to a message of these classes.
 
     **Raises:** `MalformedModelError`.
     """
@@ -169,14 +169,14 @@ def own(given: object, kind: type[M], where: str) -> M:
 
 # -- large fields of a message
 
-# Large fields that a message leaves out, by attribute: programs and constants.
+# The fields that are left out where they are large, by attribute: programs and constants.
 _CUT = {b"module": "s", b"value": "tensor_content"}
 
 
 class Cut(NamedTuple):
-    """Bytes that were left out of a message, and their placeholder."""
+    """The place of bytes that a message leaves out, and the placeholder in it."""
 
-    stands_for_it: bytes
+    placeholder: bytes
     start: int
     size: int
 
@@ -188,10 +188,10 @@ def cut(name: str, data: Bytes, large: int, secret: bytes, cuts: list[Cut]) -> b
 
     - `data`: the bytes, which may be a mapped file.
     - `large`: the minimum size to leave out.
-    - `secret`: prefix of the placeholders.
+    - `secret`: the prefix of placeholders, which no file can contain.
     - `cuts`: receives the fields that are left out.
 
-    **Returns:** `None` if nothing is left out, or if the bytes are damaged.
+    **Returns:** `None` if nothing is left out. So too if the bytes are damaged: `parse` says where.
     """
     tables = {n: {r.number: r for r in rows} for n, rows in fields().items()}
 
@@ -241,7 +241,7 @@ def _header(number: int, content: Sequence[bytes]) -> bytes:
 # -- locating damaged bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_DEEPEST = 100  # depth of nested messages, as in the library
+_DEEPEST = 100  # the depth of nested messages that protobuf accepts
 
 
 class _FaultError(Exception):

@@ -30,7 +30,7 @@ from invert._private.jax import (
     trace_closed,
     with_names,
 )
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, is_var, rounded
 from invert.ir.hints import without_hint
@@ -173,7 +173,7 @@ class Rewriter:
         return jaxprs.with_equations(jaxpr, eqns)
 
     def _inner(self, eqn: Eqn, number: int, consts: Consts) -> Eqn:
-        if eqn.primitive.name in _WITH_RULES and not self.stages[number].inside_rules:
+        if eqn.primitive.name in kinds.WITH_RULES and not self.stages[number].inside_rules:
             return eqn
         params = {}
         outer, self._called = self._called, _call_name(eqn)
@@ -330,9 +330,6 @@ def _template(
         if entry is not None and not inner.defects:
             entry.write(closed)
     return Graph(closed, consts_of(closed)), tuple(inner.defects)
-
-
-_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 
 def _same_values(a: Consts, b: Consts) -> bool:

@@ -42,9 +42,7 @@ _OF_FLOATS = frozenset(
 _OF_INTEGERS = frozenset({"eq", "ge", "gt", "iota", "le", "lt", "ne"})
 _OF_BOOLEANS = frozenset({"and", "not", "or", "xor"})
 _LAYOUT = kinds.LAYOUT | {"slice"}
-# The programs of these are inlined.
-_WITH_RULES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-# So are the functions that JAX traces to lower these.
+# The functions that JAX traces to lower these are inlined.
 _WRITTEN_OUT = frozenset({"logistic"})
 
 
@@ -102,8 +100,8 @@ def _inlined(eqn: Eqn, platform: str) -> AnyJaxpr | None:
     name = eqn.primitive.name
     if name == "stop_gradient":
         return trace_closed(lambda x: x, type_of(eqn.invars[0]))
-    if name in _WITH_RULES:
-        return eqn.params[_WITH_RULES[name]]
+    if (called := kinds.called(eqn, kinds.WITH_RULES)) is not None:
+        return called
     function = traced_to_lower(eqn.primitive, platform) if name in _WRITTEN_OUT else None
     if function is None:
         return None

@@ -96,6 +96,11 @@ def test_conditions_in_loops(step: Callable[..., Any], counts: bool) -> None:
     assert are_met(loop, same, floats(-1, 1, 5))
 
 
+def test_an_integer_equals_itself() -> None:
+    """A float may be NaN, so that there is a second outcome to meet."""
+    assert are_met(lambda n: jnp.where(n == n, n, 0), same, [np.int32(3)])
+
+
 def test_the_largest_size_is_not_a_threshold() -> None:
     limit = np.int32(2**31 - 1)
     assert are_met(lambda n: jnp.minimum(n, limit), same, [np.int32(3)])

@@ -13,7 +13,8 @@ from jax import lax
 from invert._private.jax import open_jaxpr, trace_closed
 from invert.ir import traced_form
 from invert.ir.interpret import evaluate
-from invert.ir.unit_axes import with_flat_convolutions
+from invert.ir.types import Jaxpr
+from invert.ir.unit_axes import with_flat_convolutions, with_kept_axes, with_late_axes
 
 _X = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
 
@@ -35,6 +36,50 @@ def test_a_reduction_of_what_reductions_made_keeps_its_operand(
     program = open_jaxpr(traced_form.strong(trace_closed(function, _X)))
     result = evaluate(program.eqns, {program.invars[0]: _X})(program.outvars[0])
     np.testing.assert_allclose(result, function(_X), rtol=1e-6)
+
+
+def _rank(program: Jaxpr, name: str) -> int:
+    """The rank of the result of the only such equation."""
+    (eqn,) = (e for e in program.eqns if e.primitive.name == name)
+    return len(eqn.outvars[0].aval.shape)
+
+
+def _normalized(x: jax.Array) -> jax.Array:
+    return x * lax.rsqrt(jnp.sum(jnp.square(x), -1) + 1)[..., None]
+
+
+def _normalized_along_two(x: jax.Array) -> jax.Array:
+    total = jnp.sum(jnp.square(x), (0, 2))
+    return x * lax.rsqrt(total + 1)[None, :, None]
+
+
+def _with_its_norm(x: jax.Array) -> jax.Array:
+    scale = lax.rsqrt(jnp.sum(jnp.square(x), -1) + 1)
+    return x * scale[..., None] + jnp.tile(scale[0], 5).reshape(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("function", "rank", "kept"),
+    [(_normalized, 2, 3), (_normalized_along_two, 1, 3), (_with_its_norm, 2, 2)],
+)
+def test_reductions_keep_axes_that_all_uses_add(
+    function: Callable[[jax.Array], jax.Array], rank: int, kept: int
+) -> None:
+    program = open_jaxpr(trace_closed(function, _X))
+    again = with_kept_axes(program)
+    assert _rank(program, "rsqrt") == rank and _rank(again, "rsqrt") == kept
+    results = [evaluate(p.eqns, {p.invars[0]: _X})(p.outvars[0]) for p in (program, again)]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(("place", "rank"), [((None, None, ...), 1), ((..., None, None), 3)])
+def test_leading_axes_are_added_late(place: tuple[object, ...], rank: int) -> None:
+    """Those behind others are not what broadcasting adds."""
+    program = open_jaxpr(trace_closed(lambda v: lax.rsqrt(v[place] + 1), _X[0, 0]))
+    again = with_late_axes(program)
+    assert _rank(program, "rsqrt") == 3 and _rank(again, "rsqrt") == rank
+    results = [evaluate(p.eqns, {p.invars[0]: _X[0, 0]})(p.outvars[0]) for p in (program, again)]
+    np.testing.assert_array_equal(*results)
 
 
 _IMAGES = ("NHWC", "HWIO", "NHWC")

@@ -345,7 +345,7 @@ def test_symbolic_constraint_is_checked() -> None:
     assert_same(
         module(np.arange(6, dtype=np.float32)), np.arange(6, dtype=np.float32).reshape(2, 3)
     )
-    with pytest.raises(invert.SignatureError):
+    with pytest.raises(invert.SignatureError, match="remainder 1"):
         module(np.zeros(5, np.float32))
 
 

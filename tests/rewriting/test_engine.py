@@ -82,6 +82,27 @@ def test_near_misses_are_left_alone(near: Callable[..., Any]) -> None:
     assert "swish" not in rewritten(near, SWISH, X)
 
 
+def _swish(x: Any) -> Any:
+    return x * (1 / (1 + jnp.exp(-x)))
+
+
+_with_jvp, _with_vjp = jax.custom_jvp(_swish), jax.custom_vjp(_swish)
+_with_jvp.defjvp(lambda primals, tangents: (_with_jvp(*primals), tangents[0]))
+_with_vjp.defvjp(lambda x: (_with_vjp(x), None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize("inside_rules", [True, False])
+@pytest.mark.parametrize("function", [_with_jvp, _with_vjp])
+def test_functions_with_rules_are_rewritten_on_request(
+    function: Callable[..., Any], inside_rules: bool
+) -> None:
+    rewriter = Rewriter((Stage((SWISH,), inside_rules=inside_rules),), raise_call)
+    rewriter.run(
+        trace_closed(lambda x: function(x) + lax.map(lambda row: _swish(_swish(row)), x), X)
+    )
+    assert rewriter.counts == {"swish": 2 + inside_rules}
+
+
 def test_unused_results_may_be_missing() -> None:
     assert rewritten(lambda x: jnp.sin(x) + 1, BOTH, X) == ["both"]
     assert rewritten(lambda x: (jnp.sin(x) + 1, jnp.cos(x) * 2), BOTH, X) == ["both"]

@@ -67,6 +67,12 @@ def test_random_bits(name: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(A.DTYPES))
+@pytest.mark.parametrize("shape", [(0,), (2, 0)], ids=str)
+def test_no_elements(name: str, shape: tuple[int, ...]) -> None:
+    assert_same_bits(constant(name, "", shape), np.empty(shape, A.DTYPES[name]))
+
+
+@pytest.mark.parametrize("name", sorted(A.DTYPES))
 @pytest.mark.parametrize("seed", range(8))
 def test_scalar_and_splat(name: str, seed: int) -> None:
     raw = raw_bytes(name, 1, seed)
@@ -134,6 +140,16 @@ def test_resources(name: str) -> None:
     short = parse_module(text.replace("2x3x", "2x4x"), trusted=True)
     with pytest.raises(invert.MalformedModelError, match="instead of"):
         A.constant(entry_function(short).regions[0].blocks[0].operations[0])
+
+
+def test_a_resource_that_is_missing() -> None:
+    module = parse_module("""func.func public @main() -> tensor<2xf32> {
+        %0 = stablehlo.constant dense_resource<blob> : tensor<2xf32>
+        return %0 : tensor<2xf32>
+    }""")
+    op = entry_function(module).regions[0].blocks[0].operations[0]
+    with pytest.raises(invert.MalformedModelError, match="does not hold its data"):
+        A.constant(op)
 
 
 def test_exported_constants() -> None:

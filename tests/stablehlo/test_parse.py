@@ -125,7 +125,7 @@ def test_wrong_type() -> None:
 def test_every_truncation() -> None:
     data = artifact()
     for size in range(0, len(data), 97):
-        with pytest.raises(invert.MalformedModelError):
+        with pytest.raises(invert.MalformedModelError, match="copy or export it again"):
             parse_module(data[:size])
     with pytest.raises(invert.MalformedModelError, match=r"section \d at byte \d+ declares"):
         parse_module(data[:-1])
@@ -137,7 +137,7 @@ def test_syntax_error_says_where(capfd: pytest.CaptureFixture[str]) -> None:
         parse_module(source)
     assert "The StableHLO module cannot be read" in str(caught.value)
     for trusted in (False, True):
-        with pytest.raises(invert.MalformedModelError):
+        with pytest.raises(invert.MalformedModelError, match=r"2:\d+"):
             parse_module(source, trusted=trusted)
     assert capfd.readouterr().err == ""
 
@@ -182,7 +182,7 @@ def test_deep_nesting(depth: int) -> None:
         'func.func public @main() { "stablehlo.if"(%c) ({ ' * depth,
     ]
     for source in nested:
-        with pytest.raises(invert.MalformedModelError):
+        with pytest.raises(invert.MalformedModelError, match="nested in the thousands"):
             parse_module(source)
 
 
@@ -196,7 +196,8 @@ def test_huge_splat_is_not_materialized() -> None:
 
 
 def test_names_that_are_not_utf8() -> None:
-    with pytest.raises(invert.MalformedModelError):  # reading this name would end the process
+    # Reading this name would end the process.
+    with pytest.raises(invert.MalformedModelError, match="not UTF-8"):
         parse_module('func.func public @main() { return } loc("\\FF"("\\FE":1:1))')
     with pytest.raises(invert.MalformedModelError, match="not UTF-8"):
         parse_module('func.func public @"\\FF"() { return }')

@@ -24,14 +24,16 @@ VOCABULARY, POSITIONS, ROWS = "vocab_size", "max_length", "num_embeddings"
 VOCABULARIES = "vocab_sizes"
 # The ratio of a hidden size to that of the inputs.
 EXPANSION = "expansion"
-# The size of all sides of a kernel.
+# The sizes of the sides of a kernel.
+SIDES = ("kd", "kh", "kw")
+# The size of all of them.
 KERNEL_SIZE = "kernel_size"
 # The order of the sizes among the arguments.
 SIZES = (
     *(VOCABULARY, VOCABULARIES, POSITIONS, ROWS, LENGTH, "rows"),
     *("n_in", "c_in", DIM, "n", "c", DEPTH, HEADS, KV_HEADS, HEAD_DIM),
     *(WIDTHS, HIDDEN_SIZES, CHANNELS, HIDDEN, LATENT_DIM, "n_out", "c_out"),
-    *(KERNEL_SIZE, "kd", "kh", "kw"),
+    *(KERNEL_SIZE, *SIDES),
 )
 # Sizes of an inner layer that the outer one does not show, unless it has them too.
 FEATURES = frozenset(("n_in", "n_out", "c_in", "c_out", "dim", "n", "c"))
@@ -41,3 +43,7 @@ INPUTS = ("c_in", "n_in", "c", "n", "dim")
 
 # Sizes that are equal where a layer passes on its input.
 PAIRS = tuple((one, other) for one in INPUTS for other in ("c_out", "n_out", HIDDEN))
+# The size of the outputs of a layer.
+OUTPUTS = frozenset(("c_out", "n_out"))
+# Options that are one number for all axes of images.
+STEPS = frozenset(("strides", "dilation", "input_dilation"))

@@ -9,6 +9,7 @@ other operations are compared one by one; sums may be taken in any order, as in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -325,10 +326,7 @@ def _described(atom: Atom, eqn: Eqn | None) -> str:
 
 def flat(closed: AnyJaxpr) -> AnyJaxpr:
     """The program with all calls inlined."""
-
-    def called(eqn: Eqn) -> AnyJaxpr | None:
-        return eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
-
+    called = functools.partial(kinds.called, calls=frozenset(("jit",)))
     with jax.enable_x64(True):
         while calls := [c for e in open_jaxpr(closed).eqns if (c := called(e)) is not None]:
             # The rules of functions in a normal form are programs, which cannot be traced.

@@ -31,7 +31,7 @@ from invert.emission.python import syntax
 from invert.emission.python.naming import snake, stem
 from invert.emission.python.nouns import FILLED, PLAIN, STREAM, says
 from invert.emission.python.syntax import call, number
-from invert.ir import associative_scans
+from invert.ir import associative_scans, kinds
 from invert.ir.associative_scans import AssociativeScan
 from invert.ir.avals import is_differentiable
 from invert.ir.composite import composite_of
@@ -522,8 +522,7 @@ ROWS: Mapping[str, Row] = {
     "custom_linear_solve": _solve,
     "reduce": _reduce,
     "reduce_window": _reduce,
-    "checkpoint": _remat,
-    "remat2": _remat,
+    kinds.CHECKPOINT: _remat,
     "shard_map": _shard_map,
     custom_call_p.name: _opaque,
 }

@@ -101,7 +101,7 @@ PART = Primitive("part")
 PART.multiple_results = True
 # The parameter of a loop that calls a block, see `scans`, with what it says in the program.
 WHOLE = "whole"
-CHECKPOINTS = frozenset(("checkpoint", "remat2"))
+_REPEATING = frozenset(("scan", kinds.CHECKPOINT))
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,13 +120,13 @@ def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
     for step in steps:
         if isinstance(step, LayerCall):
             yield step
-        elif step.primitive.name == "scan" or step.primitive.name in CHECKPOINTS:
+        elif step.primitive.name in _REPEATING:
             yield from calls(open_jaxpr(step.params["jaxpr"]).eqns)
 
 
 def holds_part(eqn: Eqn) -> bool:
     """Return whether an equation stands for a part of the program, or repeats one."""
-    if eqn.primitive.name != "scan" and eqn.primitive.name not in CHECKPOINTS:
+    if eqn.primitive.name not in _REPEATING:
         return eqn.primitive is PART
     return any(map(holds_part, open_jaxpr(eqn.params["jaxpr"]).eqns))
 

@@ -8,6 +8,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from invert.emission.layers import links
 from invert.emission.layers.branches import BRANCH
@@ -159,19 +160,10 @@ class Lists:
         if not len(carried) == len(others) == 1:
             return
         (state, _), (element,), last = carried[0], others, calls[-1].outvars[0]
-        ways = [_way(c.invars[element], makers) for c in calls]
-        if any(way is None for way in ways):
+        parts = _parts([c.invars[element] for c in calls], makers)
+        if parts is None or len({tuple(map(_form, forms)) for forms in parts.forms}) > 1:
             return
-        found = [way for way in ways if way is not None]
-        split, forms = found[0][0], found[0][2]
-        parts = [part for _, part, _ in found]
-        axis = _axis_of_rows(found)
-        whole = axis is not None or parts == list(split.outvars)
-        if not whole or any(s is not split for s, _, _ in found) > (axis is not None):
-            return
-        if any(tuple(map(_form, f)) != tuple(map(_form, forms)) for _, _, f in found):
-            return
-        inside = {*calls, *(e for s, _, f in found for e in (s, *f))}
+        inside = {*calls, *parts.steps}
         made = {v for e in inside for v in e.outvars} - {last}
         outside = [s for s in layer.steps if s not in inside]
         if any(a in made for s in outside for a in s.invars if is_var(a)):
@@ -179,10 +171,10 @@ class Lists:
         if any(a in made for a in layer.outputs if is_var(a)):
             return
         invars = list(first.invars)
-        invars[element] = split.invars[0]
+        invars[element] = parts.whole
         self.loops[first] = Unrolled(
-            first.layer, invars, [last], split=split if axis is None else None, forms=forms,
-            axis=axis or 0, count=len(calls), carried=state, element=element,
+            first.layer, invars, [last], split=parts.split, forms=parts.forms[0],
+            axis=parts.axis, count=len(calls), carried=state, element=element,
         )  # fmt: skip
         self.covered |= inside
 
@@ -427,29 +419,24 @@ def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
     return given
 
 
-def _rows(parts: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
+def _rows(values: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     """The array that has these values as its rows, and the steps that take them."""
-    makers: dict[Atom, Eqn] = {v: s for s in layer.steps for v in s.outvars}
-    ways = [_way(part, makers) for part in parts]
-    found = [way for way in ways if way is not None]
-    if len(found) < len(parts):
+    parts = _parts(values, {v: s for s in layer.steps for v in s.outvars})
+    if parts is None or parts.axis:
         return None
-    split = found[0][0]
-    unstacked = split.primitive.name == "unstack" and not split.params["axis"]
-    if not (unstacked and list(split.outvars) == list(parts)) and _axis_of_rows(found) != 0:
+    split = parts.split
+    if split is not None and (split.primitive.name != "unstack" or any(parts.forms)):
         return None
-    steps = {e for split, _, forms in found for e in (split, *forms)}
-    made = {v for e in steps for v in e.outvars} - {*parts}
-    others = [a for s in layer.steps if s not in steps for a in s.invars]
+    made = {v for e in parts.steps for v in e.outvars} - {*values}
+    others = [a for s in layer.steps if s not in parts.steps for a in s.invars]
     read = [a for a in (*others, *layer.outputs) if is_var(a)]
     # Only one layer reads each row.
-    if any(a in made for a in read) or sum(a in parts for a in read) > len(parts):
+    if any(a in made for a in read) or sum(a in values for a in read) > len(values):
         return None
-    whole = split.invars[0]
     # A model of another depth needs a row for each layer.
-    if not isinstance(whole, Var) or whole.aval.shape[0] != len(parts):
+    if not isinstance(parts.whole, Var) or parts.whole.aval.shape[0] != len(values):
         return None
-    return whole, steps
+    return parts.whole, parts.steps
 
 
 def _before(steps: Sequence[Eqn], step: Eqn) -> Iterator[Eqn]:
@@ -579,6 +566,40 @@ def _way(atom: Atom, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Var, list[Eqn]] |
         forms.append(eqn)
         atom = eqn.invars[0]
     return None
+
+
+class _Parts(NamedTuple):
+    """Consecutive parts of an array, from the first on.
+
+    **Arguments:**
+
+    - `split`: the equation that makes all of them; `None` if they are slices of single rows.
+    - `axis`: the axis along which they follow each other.
+    - `forms`: the reshapes of each.
+    - `steps`: all equations between the array and the parts.
+    """
+
+    whole: Atom
+    split: Eqn | None
+    axis: int
+    forms: Sequence[Sequence[Eqn]]
+    steps: set[Eqn]
+
+
+def _parts(values: Sequence[Atom], makers: Mapping[Atom, Eqn]) -> _Parts | None:
+    """The array of which these values are all parts, or the first rows."""
+    found = [way for value in values if (way := _way(value, makers)) is not None]
+    if len(found) < len(values):
+        return None
+    split, axis = found[0][0], _axis_of_rows(found)
+    if axis is None and [part for _, part, _ in found] != list(split.outvars):
+        return None
+    forms = [own for _, _, own in found]
+    steps = {e for maker, _, own in found for e in (maker, *own)}
+    whole = split.invars[0]
+    if axis is not None:
+        return _Parts(whole, None, axis, forms, steps)
+    return _Parts(whole, split, split.params.get("axis", 0), forms, steps)
 
 
 def _axis_of_rows(found: Sequence[tuple[Eqn, Var, list[Eqn]]]) -> int | None:

@@ -716,5 +716,5 @@ def _is_elementwise(step: Eqn) -> bool:
         and all(str(n) in ("1", str(m)) for n, m in zip(a.aval.shape, whole, strict=True))
         for a in arrays
     )
-    called_ = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit", "pjit")
+    called_ = len(arrays) == 1 and step.primitive.name in ("custom_jvp_call", "jit")
     return fits and (called_ or step.primitive.name in kinds.ELEMENTWISE)

@@ -388,7 +388,7 @@ def _lstm(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
         if gate is not None:
             whole = graph.producer(gate.invars[0], "split")
             if whole is not None:
-                yield from _sums(whole.invars[0], "gates", graph)
+                yield from _sums(whole.invars[0], graph)
             name = "i" if gate.primitive.name == "logistic" else "g"
             yield _gate(gate, graph), name
             yield from _summands(gate, name, graph)
@@ -474,10 +474,10 @@ def _gru(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
                     yield from _part(part, "reset", graph)
 
 
-def _sums(atom: Atom, name: str, graph: Graph) -> Iterator[tuple[Atom, str]]:
-    """A sum and its nested sums."""
+def _sums(atom: Atom, graph: Graph) -> Iterator[tuple[Atom, str]]:
+    """A sum of gates and its nested sums."""
     while (eqn := graph.producer(atom, "add")) is not None:
-        yield atom, name
+        yield atom, "gates"
         atom = next((a for a in eqn.invars if graph.producer(a, "add") is not None), eqn.invars[0])
 
 

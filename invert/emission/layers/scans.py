@@ -15,7 +15,6 @@ from invert._private.jax import close_like, open_jaxpr, renamed, with_names
 from invert.emission.layers import cells
 from invert.emission.layers.copies import Part
 from invert.emission.layers.cut import (
-    CHECKPOINTS,
     COLLECTIONS,
     PART,
     WHOLE,
@@ -159,7 +158,7 @@ def _copied(jaxpr: Jaxpr, names: Mapping[Var, Var]) -> Jaxpr:
 
 def checkpoint_of(body: Jaxpr) -> Eqn | None:
     """The equation of a `jax.checkpoint` around a whole step, if there is one."""
-    if len(body.eqns) != 1 or body.eqns[0].primitive.name not in CHECKPOINTS:
+    if len(body.eqns) != 1 or body.eqns[0].primitive.name != kinds.CHECKPOINT:
         return None
     (eqn,) = body.eqns
     distinct = all(map(is_var, eqn.invars)) and len({*eqn.invars}) == len(eqn.invars)

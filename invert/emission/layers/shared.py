@@ -676,7 +676,7 @@ def _size(
     column: tuple[int | None, ...],
     told: Mapping[tuple[int, ...], ast.expr],
     *,
-    small: bool = False,
+    small: bool,
 ) -> tuple[tuple[int, ...], str, int] | None:
     """A size equal to numbers, or their multiple or divisor, in all drafts.
 

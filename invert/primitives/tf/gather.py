@@ -31,7 +31,7 @@ _MAX_CHECKED = 1 << 16
 _Mode = lax.GatherScatterMode
 
 
-def _mode(indices: Array, sizes: Ints, else_: _Mode = _Mode.FILL_OR_DROP) -> _Mode:
+def _mode(indices: Array, sizes: Ints, else_: _Mode) -> _Mode:
     """`indices` hold one column for each of `sizes` in their last axis."""
     if (
         isinstance(indices, np.ndarray)

@@ -225,9 +225,7 @@ def _from_text(text: bytes, ir_type: MlirObject) -> np.ndarray:
         raw = binascii.unhexlify(memoryview(text)[begin + 3 : text.index(b'"', begin + 3)])
         return _from_raw(raw, name, shape, element_dtype(ir_type))
     tokens = _TOKEN.findall(text, begin, text.index(b">", begin))
-    if not tokens:
-        values = np.empty(0, element_dtype(ir_type))
-    elif name in _COMPLEX_PARTS:
+    if name in _COMPLEX_PARTS:
         values = _complex_from_tokens(tokens, name, ir_type.context)
     else:
         values = _from_tokens(tokens, name, element_dtype(ir_type))
