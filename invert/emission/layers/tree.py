@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
+from typing import TypeVar, final
 
 import equinox as eqx
 
@@ -29,6 +29,7 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 Path = tuple[str, ...]
 
 
+@final
 @dataclasses.dataclass(eq=False)
 class Node:
     """A module: its fields are variables of parameters, or nodes.
