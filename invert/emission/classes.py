@@ -413,7 +413,7 @@ class Classes:
         return (
             # Modules that compute nothing are also distinguished by name.
             "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
-            tuple(draft.keys),
+            draft.keys(),
             tuple(kinds.items()),
             arrays,
         )

@@ -22,7 +22,7 @@ Rounded: TypeAlias = tuple[int, int]
 
 def is_var(atom: Atom | None) -> TypeIs[Var]:
     """Return whether an atom is a variable rather than a literal."""
-    return not isinstance(atom, Literal)
+    return type(atom) is not Literal  # which has no subclasses
 
 
 def literal(atom: Atom) -> Value:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -53,6 +56,28 @@ def test_nan_and_infinities_stay_unless_the_caller_excludes_them() -> None:
         got, wanted = jax.jit(layer, compiler_options=options)(x), layer(x)
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("act", [jax.nn.relu, functools.partial(jax.nn.gelu, approximate=False)])
+def test_a_barrier_keeps_the_nan_of_a_convolution(
+    act: Callable[[jax.Array], jax.Array], gradient: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4, 16, 16, 8)).astype(np.float32)
+    x[0, 3, 3, 0], x[1, 3, 3, 0], x[2, 3, 3, 0] = np.nan, np.inf, -np.inf
+    kernel, bias = rng.normal(size=(3, 3, 8, 16)), rng.normal(size=16)
+    kernel, bias = kernel.astype(np.float32), bias.astype(np.float32)
+
+    def layer(x: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return act(lax.optimization_barrier(y) + bias)
+
+    run = jax.grad(lambda x: jnp.sum(layer(x))) if gradient else layer
+    options = invert.compiler_options("cpu", gradient=gradient, finite=True)
+    got, wanted = jax.jit(run, compiler_options=options)(x), jax.jit(run)(x)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_none_where_nothing_was_measured(monkeypatch) -> None:

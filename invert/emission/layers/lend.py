@@ -29,7 +29,7 @@ def lend(drafts: Sequence[Draft], arrays: Callable[[Draft], Hashable]) -> None:
         draft.methods = copies[0]
         draft.annotations += copies[1]
         draft.sources += copies[2]
-        draft.texts, draft.keys = list(other.texts), list(other.keys)
+        draft.texts = list(other.texts)
         draft.arrays = draft.arrays + other.arrays[rest]
         draft.axes = draft.axes + other.axes[rest]
 

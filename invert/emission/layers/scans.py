@@ -7,7 +7,9 @@ its own; its parameters are the rows.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -76,8 +78,9 @@ def outlined(
     - `parameters`: variables of the parameters that no state holds, with their names.
     - `row_of`: returns the variable of the rows of a parameter.
     """
-    uses = [a for e in jaxpr.eqns for a in e.invars] + list(jaxpr.outvars)
-    once = {v for v in parameters if sum(a is v for a in uses) == 1}
+    uses = itertools.chain(*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
+    counts = collections.Counter(filter(is_var, uses))
+    once = {v for v in parameters if counts[v] == 1}
     stacks: list[Stack] = []
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:

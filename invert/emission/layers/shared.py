@@ -99,7 +99,6 @@ class Draft:
     - `fields`: declarations of its fields.
     - `methods`: its methods; `texts`: their texts without annotations, integers and static
         arguments, as 0.
-    - `keys`: these, the same whatever arguments and local variables are called.
     - `annotations`: the array types in fields and methods, without sizes.
     - `arrays`: the kinds and shapes of these types.
     - `sources`: the expressions by which methods read these arrays; `None` for results.
@@ -114,7 +113,6 @@ class Draft:
     fields: list[ast.stmt] = dataclasses.field(default_factory=list)
     methods: list[ast.FunctionDef] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
-    keys: list[str] = dataclasses.field(default_factory=list)
     annotations: list[ast.expr] = dataclasses.field(default_factory=list)
     arrays: list[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=list)
     sources: list[ast.expr | None] = dataclasses.field(default_factory=list)
@@ -148,14 +146,19 @@ class Draft:
         )
 
     def read_methods(self) -> None:
-        """Find `texts` and `keys`."""
-        self.texts, self.keys = [], []
+        """Find `texts`."""
+        self.texts = []
         for method in self.methods:
             with blank(method):
-                plain = bare(method)
-                self.texts.append(f"{method.name}: {syntax.text_of(plain)}")
-                copied = syntax.copied(plain)
-            self.keys.append(_anonymous(copied))
+                self.texts.append(f"{method.name}: {syntax.text_of(bare(method))}")
+
+    def keys(self) -> tuple[str, ...]:
+        """The texts, the same whatever arguments and local variables are called."""
+        copies: list[ast.FunctionDef] = []
+        for method in self.methods:
+            with blank(method):
+                copies.append(syntax.copied(bare(method)))
+        return tuple(map(_anonymous, copies))
 
     def place(self, field: str) -> int:
         """The position in `arrays` of the array in a field."""
@@ -388,10 +391,8 @@ def sites(method: ast.FunctionDef) -> list[_Site]:
     """The arguments of a method's calls that may be static fields."""
     found: list[_Site] = []
     names = Names()
-    nodes = (n for s in method.body for n in syntax.in_order(s))
-    for call in nodes:
-        if not isinstance(call, ast.Call):
-            continue
+    calls = [n for s in method.body for n in syntax.in_order(s) if type(n) is ast.Call]
+    for call in calls:
         callee = _callee(call)
         if callee in _ROOTS and len(call.args) == 1 and _adds_number(call.args[0]):
             found.append(_Site(names.new(EPS), call, EPS))

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
+from typing import TypeVar, final
 
 import equinox as eqx
 
@@ -29,6 +29,7 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 Path = tuple[str, ...]
 
 
+@final
 @dataclasses.dataclass(eq=False)
 class Node:
     """A module: its fields are variables of parameters, or nodes.
@@ -56,7 +57,7 @@ class Node:
     @property
     def nodes(self) -> list[Node]:
         """The modules among its fields, and those in tuples."""
-        nodes = [v for v in self.fields.values() if isinstance(v, Node)]
+        nodes = [v for v in self.fields.values() if type(v) is Node]
         return [n for v in nodes for n in (v.nodes if v.listed else [v])]
 
     def walk(self) -> list[Node]:
@@ -88,7 +89,7 @@ class Node:
 
         def add(node: Node, path: Path) -> None:
             for name, value in node.fields.items():
-                if isinstance(value, Node):
+                if type(value) is Node:
                     add(value, (*path, name))
                 else:
                     found.append(((*path, name), value))

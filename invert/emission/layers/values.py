@@ -95,6 +95,7 @@ def _read(function: ast.FunctionDef, around: Mapping[str, Value], level: int) ->
         known[argument.arg] = Value(("argument", level, i), [], argument, name=argument.arg)
 
     def value(node: ast.AST) -> Value:
+        kind = type(node)
         if isinstance(node, ast.Name) and node.id in known:
             found = known[node.id]
             if found.is_argument:  # each use is a value
@@ -103,20 +104,24 @@ def _read(function: ast.FunctionDef, around: Mapping[str, Value], level: int) ->
             return found
         if isinstance(node, ast.Lambda | ast.comprehension):
             raise _Unreadable  # with local variables of its own
-        if is_step(node):
+        if kind is ast.Call and is_step(node):
             before, known[HOLE] = known.get(HOLE), value(node.args[1])
             found = Value((STEP,), [value(node.args[0]), known[HOLE]], node)
             known[HOLE] = before or known[HOLE]
             return found
-        if is_activation(node):
+        if kind is ast.Call and is_activation(node):
             return Value(("activation",), [value(node.args[0])], node)
-        head: list[Hashable] = [type(node).__name__]
+        head: list[Hashable] = [kind.__name__]
         parts: list[Value] = []
-        for name, field in ast.iter_fields(node):
-            items = field if isinstance(field, list) else [field]
-            inner = [i for i in items if isinstance(i, ast.AST)]
-            parts += [value(i) for i in inner if not isinstance(i, ast.expr_context)]
-            head += [name, len(items), *(repr(i) for i in items if not isinstance(i, ast.AST))]
+        for name in kind._fields:
+            field = getattr(node, name, None)
+            items = field if type(field) is list else [field]
+            head += (name, len(items))
+            for item in items:
+                if not isinstance(item, ast.AST):
+                    head.append(repr(item))
+                elif not isinstance(item, ast.expr_context):
+                    parts.append(value(item))
         return Value(tuple(head), parts, node)
 
     def bind(target: ast.expr, new: Value) -> None:
