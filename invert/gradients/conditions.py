@@ -34,7 +34,11 @@ Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
-_ROUNDINGS = frozenset(("round", "floor", "ceil"))
+# A cast of floats to integers is one, too.
+_ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
+# What is left of a number: quotients and bits of integers, and remainders.
+_PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
+_LOOKUPS = frozenset(("gather", "dynamic_slice"))
 # Roundings that change a value by less may not show in the results.
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
@@ -54,9 +58,11 @@ _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 class Conditions:
     """The conditions that only one of two programs has.
 
-    A rounding counts as met where it changes a value visibly. A condition whose outcome no
-    argument changes, such as that of a counter, does not count. Outcomes inside of primitives other
-    than loops, branches and calls are not observed: thresholds there count as not met.
+    A rounding counts as met where it changes a value visibly, and its result is not always zero; a
+    quotient, remainder or part of the bits where it is neither zero nor the whole number. Lookups
+    in a table of constants count as not met. A condition whose outcome no argument changes, such as
+    that of a counter, does not count. Outcomes inside of primitives other than loops, branches and
+    calls are not observed: thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -215,6 +221,9 @@ class _Search:
         counts = (self.is_open and not in_loop) or any(fact.inputs for fact in given)
         if not counts or _LARGEST_SIZE & {fact.number for fact in given}:
             return []
+        if eqn.primitive.name in _LOOKUPS:
+            is_table = not given[0].inputs and any(fact.inputs for fact in given[1:])
+            return [("lookup", frozenset(fact.key for fact in given))] if is_table else []
         return _of(eqn, [fact.key for fact in given])
 
 
@@ -240,18 +249,35 @@ def _thresholds(jaxpr: Jaxpr) -> Iterator[Condition]:
             yield from _of(eqn, numbers)
 
 
-def _of(eqn: Eqn, given: Sequence[Hashable]) -> list[Condition]:
+def _of(eqn: Eqn, given: list[Hashable]) -> list[Condition]:
     name = eqn.primitive.name
     if name in _ORDERS:
         return [("order", frozenset(pair)) for pair in pairwise(given)]
+    if name == "sign":
+        return [("order", frozenset((*given, 0)))]
     if name in _EQUALITIES:
         same = "itself" if eqn.invars[0] is eqn.invars[1] else None
         if same and not jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.inexact):
             return []  # always equal
         return [("equality", frozenset((*given, same)))]
-    if name in _ROUNDINGS:
-        return [("rounding", frozenset())]
+    if _rounds(eqn):
+        return [("rounding", frozenset(given))]
+    if _takes_part(eqn):
+        return [("part", frozenset(given))]
     return [("finite", frozenset())] if name == "is_finite" else []
+
+
+def _rounds(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "convert_element_type":
+        return eqn.primitive.name in _ROUNDINGS
+    old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
+    return jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.integer)
+
+
+def _takes_part(eqn: Eqn) -> bool:
+    is_integer = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)
+    name = eqn.primitive.name
+    return name == "rem" or (is_integer and name in _PARTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,11 +392,20 @@ def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
             # Results that are not finite are not compared.
             is_finite = jnp.isfinite(a) & jnp.isfinite(b)
             yield jnp.any((a < b) & is_finite), jnp.any((a > b) & is_finite)
-    elif name in _ROUNDINGS:
+    elif name == "sign":
         (x,) = operands
-        change = jnp.abs(bind(eqn, [x])[0] - x)
-        is_visible = jnp.any(change > _VISIBLE * jnp.max(jnp.abs(x), initial=0))
-        yield is_visible, is_visible
+        yield jnp.any((x < 0) & jnp.isfinite(x)), jnp.any((x > 0) & jnp.isfinite(x))
+    elif _rounds(eqn):
+        (x,) = operands
+        change = jnp.abs(bind(eqn, [x])[0].astype(x.dtype) - x)
+        is_visible = change > _VISIBLE * jnp.max(jnp.abs(x), initial=0)
+        yield jnp.any(is_visible), jnp.any((jnp.abs(x) >= 1) & jnp.isfinite(x))
+    elif _takes_part(eqn):
+        (part,) = bind(eqn, operands)
+        yield jnp.any(part != 0), jnp.any(part != operands[0])
+    elif name in _LOOKUPS:
+        no = jnp.zeros((), bool)
+        yield no, no
     elif name in _EQUALITIES or name == "is_finite":
         is_so = jnp.isfinite(operands[0]) if name == "is_finite" else jnp.equal(*operands)
         yield jnp.any(is_so), ~jnp.all(is_so)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -47,6 +48,25 @@ def samples(
         yield _values(rng, avals, cotangents, make, _four_times(rng))
     if program is not None:
         yield from _at_numbers(rng, avals, cotangents, _numbers(program))
+    # A gradient that is linear in its cotangents is zero.
+    yield _values(rng, avals, cotangents, rng.standard_normal, np.zeros)
+    # Kinks at zero behind weights that are not, and ties of a few values.
+    ties = _values(rng, avals, cotangents, lambda shape: rng.integers(-1, 2, shape), _four_times(rng))
+    yield ties
+    yield from _with_zeros(rng, avals, cotangents)
+
+
+def _with_zeros(
+    rng: np.random.Generator, avals: Sequence[Aval], cotangents: int
+) -> Iterator[list[np.ndarray]]:
+    """Random arguments, of which some are zero: each pair of arguments differs in some sample."""
+    moving = [i for i, a in enumerate(avals[:-cotangents]) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    for bit, is_set in itertools.product(range((len(moving) - 1).bit_length()), (0, 1)):
+        values = _values(rng, avals, cotangents, rng.standard_normal, _four_times(rng))
+        for k, i in enumerate(moving):
+            if k >> bit & 1 == is_set:
+                values[i] = np.zeros_like(values[i])
+        yield values
 
 
 def special(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
