@@ -197,8 +197,7 @@ class _Artifact:
             run,
             convention="jax",
             read_nested=inner,
-            # Its second derivative was asked for.
-            compares_nested=inner is not None and not self.trusted,
+            compares_nested=inner is not None,
             first_only=first_only,
         )
 

@@ -39,6 +39,8 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
 # What is left of a number: quotients and bits of integers, and remainders.
 _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
+# The kind of a condition that has more than two outcomes.
+_LOOKUP = "lookup"
 # Roundings that change a value by less may not show in the results.
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
@@ -60,7 +62,7 @@ class Conditions:
 
     A rounding counts as met where it changes a value visibly, and its result is not always zero; a
     quotient, remainder or part of the bits where it is neither zero nor the whole number. Lookups
-    in a table of constants count as not met. A condition whose outcome no argument changes, such as
+    in a table of constants, and comparisons of integers with many, count as not met. A condition whose outcome no argument changes, such as
     that of a counter, does not count. Outcomes inside of primitives other than loops, branches and
     calls are not observed: thresholds there count as not met.
     """
@@ -221,10 +223,30 @@ class _Search:
         counts = (self.is_open and not in_loop) or any(fact.inputs for fact in given)
         if not counts or _LARGEST_SIZE & {fact.number for fact in given}:
             return []
-        if eqn.primitive.name in _LOOKUPS:
-            is_table = not given[0].inputs and any(fact.inputs for fact in given[1:])
-            return [("lookup", frozenset(fact.key for fact in given))] if is_table else []
-        return _of(eqn, [fact.key for fact in given])
+        keys = [fact.key for fact in given]
+        if _looks_up(eqn, given):
+            return [(_LOOKUP, frozenset(keys))]
+        return _of(eqn, keys)
+
+
+def _looks_up(eqn: Eqn, given: Sequence[_Fact]) -> bool:
+    """Return whether integers choose among numbers, as in `table[i]` and `jax.nn.one_hot(i, n)`."""
+    name = eqn.primitive.name
+    if name in _LOOKUPS:
+        return _is_many(given[0]) and any(fact.inputs for fact in given[1:])
+    return (
+        name in _EQUALITIES
+        and any(fact.inputs for fact in given)
+        and any(
+            _is_many(fact) and a.aval.shape and jnp.issubdtype(a.aval.dtype, jnp.integer)
+            for a, fact in zip(eqn.invars, given, strict=True)
+        )
+    )
+
+
+def _is_many(fact: _Fact) -> bool:
+    """Return whether the elements of a value that depends on no argument may differ."""
+    return not fact.inputs and not isinstance(fact.number, (int, float))
 
 
 def _of_literal(literal: Literal) -> _Fact:
@@ -302,7 +324,8 @@ def _only(
         indices: dict[int, int] = {}
         for k, condition in enumerate(site.conditions):
             if condition not in common:
-                indices[k] = len(places)
+                if condition[0] != _LOOKUP:
+                    indices[k] = len(places)
                 places.append((*here, k))
         if indices or any(bodies):
             found[site.eqn] = _Own(indices, bodies)
@@ -403,9 +426,6 @@ def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
     elif _takes_part(eqn):
         (part,) = bind(eqn, operands)
         yield jnp.any(part != 0), jnp.any(part != operands[0])
-    elif name in _LOOKUPS:
-        no = jnp.zeros((), bool)
-        yield no, no
     elif name in _EQUALITIES or name == "is_finite":
         is_so = jnp.isfinite(operands[0]) if name == "is_finite" else jnp.equal(*operands)
         yield jnp.any(is_so), ~jnp.all(is_so)

@@ -51,7 +51,9 @@ def samples(
     # A gradient that is linear in its cotangents is zero.
     yield _values(rng, avals, cotangents, rng.standard_normal, np.zeros)
     # Kinks at zero behind weights that are not, and ties of a few values.
-    ties = _values(rng, avals, cotangents, lambda shape: rng.integers(-1, 2, shape), _four_times(rng))
+    ties = _values(
+        rng, avals, cotangents, lambda shape: rng.integers(-1, 2, shape), _four_times(rng)
+    )
     yield ties
     yield from _with_zeros(rng, avals, cotangents)
 
