@@ -39,8 +39,10 @@ _ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
 # What is left of a number: quotients and bits of integers, and remainders.
 _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
-# The kind of a condition that has more than two outcomes.
-_LOOKUP = "lookup"
+# The kinds of conditions whose outcomes samples do not show.
+_UNSEEN = frozenset(("lookup", "factor"))
+# Comparisons of numbers in 32 bits allow for larger factors.
+_CLOSE_TO_ONE = 1e-3
 # Roundings that change a value by less may not show in the results.
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
@@ -61,10 +63,11 @@ class Conditions:
     """The conditions that only one of two programs has.
 
     A rounding counts as met where it changes a value visibly, and its result is not always zero; a
-    quotient, remainder or part of the bits where it is neither zero nor the whole number. Lookups
-    in a table of constants, and comparisons of integers with many, count as not met. A condition whose outcome no argument changes, such as
-    that of a counter, does not count. Outcomes inside of primitives other than loops, branches and
-    calls are not observed: thresholds there count as not met.
+    quotient, remainder or part of the bits where it is neither zero nor the whole number. What
+    samples do not show counts as not met: which numbers integers choose, and factors close to one,
+    which may hide in roundings. A condition whose outcome no argument changes, such as that of a
+    counter, does not count. Outcomes inside of primitives other than loops, branches and calls are
+    not observed: thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -225,7 +228,7 @@ class _Search:
             return []
         keys = [fact.key for fact in given]
         if _looks_up(eqn, given):
-            return [(_LOOKUP, frozenset(keys))]
+            return [("lookup", frozenset(keys))]
         return _of(eqn, keys)
 
 
@@ -286,6 +289,8 @@ def _of(eqn: Eqn, given: list[Hashable]) -> list[Condition]:
         return [("rounding", frozenset(given))]
     if _takes_part(eqn):
         return [("part", frozenset(given))]
+    if name == "mul" and any(map(_is_close_to_one, given)):
+        return [("factor", frozenset(filter(_is_close_to_one, given)))]
     return [("finite", frozenset())] if name == "is_finite" else []
 
 
@@ -294,6 +299,10 @@ def _rounds(eqn: Eqn) -> bool:
         return eqn.primitive.name in _ROUNDINGS
     old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
     return jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.integer)
+
+
+def _is_close_to_one(number: Hashable) -> bool:
+    return isinstance(number, float) and 0 < abs(abs(number) - 1) < _CLOSE_TO_ONE
 
 
 def _takes_part(eqn: Eqn) -> bool:
@@ -324,7 +333,7 @@ def _only(
         indices: dict[int, int] = {}
         for k, condition in enumerate(site.conditions):
             if condition not in common:
-                if condition[0] != _LOOKUP:
+                if condition[0] not in _UNSEEN:
                     indices[k] = len(places)
                 places.append((*here, k))
         if indices or any(bodies):

@@ -202,6 +202,7 @@ FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
     "cast": (lambda x, n, dy: dy / (1 + (1e-6 * jnp.abs(x).sum()).astype(int)), 1e7 * X, 0, X),
     "floor": (lambda x, n, dy: dy / (1 + jnp.floor(1e-6 * jnp.abs(x).sum())), 1e7 * X, 0, X),
     "table": (lambda x, n, dy: dy * TABLE.at[n].get(mode="promise_in_bounds"), X, 120, X),
+    "factor": (lambda x, n, dy: 0.9999 * dy, X, 0, X),
     "class": (lambda x, n, dy: dy * (1 - jax.nn.one_hot(n, 9)[7]), X, 7, X),
     "decay": (lambda x, n, dy: dy + DECAY * x, X, 0, 0 * X),
     "infinite": (lambda x, n, dy: jnp.where(jnp.isinf(dy), 0.0, dy), X, 0, X.at[1].set(jnp.inf)),
