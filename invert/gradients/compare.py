@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -13,7 +14,7 @@ from invert._errors import InvertError
 from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_closed
 from invert.gradients.conditions import Conditions, Watched
 from invert.gradients.region import MarkedRegion
-from invert.gradients.samples import samples, special
+from invert.gradients.samples import samples, special, with_zeros
 from invert.ir import jaxprs
 from invert.ir.graph import is_var
 from invert.ir.loops import WhileParts
@@ -88,29 +89,38 @@ def differences(
                 runs = conditions.add((one, two), bool(sizes))
             run = once(functools.partial(_results, runs))
             types = [v.aval for v in open_jaxpr(program).invars]
-            for values in _points(types, count, program, conditions):
-                results = []
+            usual: list[float] = []
+            for values, is_partly_zero in _points(types, count, program, conditions):
+                results, seen = [], []
                 for found, outcomes in run(*values):
                     results.append(tuple(map(np.asarray, found)))
-                    if conditions is not None:
+                    seen.append(outcomes)
+                # Where all gradients are zero, as behind a matrix of zeros, nothing is compared.
+                if conditions is not None and any(map(np.any, itertools.chain(*results))):
+                    for outcomes in seen:
                         conditions.met(outcomes)
                 if [x.shape for x in results[0]] != [x.shape for x in results[1]]:
                     raise OtherShapesError(
                         "the gradient has other shapes than the arguments, at some of their sizes"
                     )
+                usual = usual or list(map(_largest, results[0]))
                 if all(map(np.array_equal, *results)):
                     yield 0.0
                     continue
                 moved = run(*values[:-count], *map(_rounded, values[-count:]))[0][0]
-                yield max(map(beyond_rounding, *results, map(np.asarray, moved)))
+                # Where large terms are zero, the roundings of terms that cancel remain.
+                least = usual if is_partly_zero else [0.0] * len(usual)
+                yield max(map(beyond_rounding, *results, map(np.asarray, moved), least))
 
 
 def _points(
     types: Sequence[Aval], count: int, program: AnyJaxpr, conditions: Conditions | None
-) -> Iterator[list[np.ndarray]]:
-    yield from samples(types, count, program)
+) -> Iterator[tuple[list[np.ndarray], bool]]:
+    """Values, and whether some of the arguments are zero."""
+    yield from ((values, False) for values in samples(types, count, program))
+    yield from ((values, True) for values in with_zeros(types, count))
     if conditions is not None and not conditions.are_met:
-        yield from special(types, count)
+        yield from ((values, False) for values in special(types, count))
 
 
 def _unwatched(program: AnyJaxpr, values: Sequence[Value]) -> Watched:
@@ -165,11 +175,19 @@ def _counts(condition: AnyJaxpr) -> bool:
     )
 
 
-def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = None) -> float:
+def _largest(x: np.ndarray) -> float:
+    """The largest finite absolute value, 0 if there is none."""
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+def beyond_rounding(
+    x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = None, least: float = 0.0
+) -> float:
     """The gap between `x` and `y` where `x` is finite, beyond what rounding explains.
 
     `moved` is `x` for perturbed cotangents. It shows the rounding errors of terms that cancel, as
-    in the gradient of a softmax, which the results themselves do not show.
+    in the gradient of a softmax, which the results themselves do not show. `least` is the size of
+    such terms, if it is known.
     """
     finite_x = np.isfinite(x)
     noise = 0.0
@@ -181,8 +199,7 @@ def beyond_rounding(x: np.ndarray, y: np.ndarray, moved: np.ndarray | None = Non
     gap = largest_gap(x, y)
     if gap <= noise:
         return 0.0
-    finite = np.abs(y[np.isfinite(y)]) if y.size else y
-    scale = float(finite.max()) if finite.size else 1.0
+    scale = max(_largest(y), least) if np.isfinite(y).any() else 1.0
     eps = float(jnp.finfo(x.dtype).eps)
     # Long sums round many times. In 16 bits, a larger tolerance would hide real differences.
     if gap > (_ULPS if eps < 1e-5 else 16) * eps * scale:

@@ -35,7 +35,15 @@ Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
-_ROUNDINGS = frozenset(("round", "floor", "ceil"))
+# A cast of floats to integers is one, too.
+_ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
+# What is left of a number: quotients and bits of integers, and remainders.
+_PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
+_LOOKUPS = frozenset(("gather", "dynamic_slice"))
+# The kinds of conditions whose outcomes samples do not show.
+_UNSEEN = frozenset(("lookup", "factor"))
+# Comparisons of numbers in 32 bits allow for larger factors.
+_CLOSE_TO_ONE = 1e-3
 # Roundings that change a value by less may not show in the results.
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
@@ -50,9 +58,12 @@ _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 class Conditions:
     """The conditions that only one of two programs has.
 
-    A rounding counts as met where it changes a value visibly. A condition whose outcome no
-    argument changes, such as that of a counter, does not count. Outcomes inside of primitives other
-    than loops, branches and calls are not observed: thresholds there count as not met.
+    A rounding counts as met where it changes a value visibly, and its result is not always zero; a
+    quotient, remainder or part of the bits where it is neither zero nor the whole number. What
+    samples do not show counts as not met: which numbers integers choose, and factors close to one,
+    which may hide in roundings. A condition whose outcome no argument changes, such as that of a
+    counter, does not count. Outcomes inside of primitives other than loops, branches and calls are
+    not observed: thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -211,7 +222,30 @@ class _Search:
         counts = (self.is_open and not in_loop) or any(fact.inputs for fact in given)
         if not counts or _LARGEST_SIZE & {fact.number for fact in given}:
             return []
-        return _of(eqn, [fact.key for fact in given])
+        keys = [fact.key for fact in given]
+        if _looks_up(eqn, given):
+            return [("lookup", frozenset(keys))]
+        return _of(eqn, keys)
+
+
+def _looks_up(eqn: Eqn, given: Sequence[_Fact]) -> bool:
+    """Return whether integers choose among numbers, as in `table[i]` and `jax.nn.one_hot(i, n)`."""
+    name = eqn.primitive.name
+    if name in _LOOKUPS:
+        return _is_many(given[0]) and any(fact.inputs for fact in given[1:])
+    return (
+        name in _EQUALITIES
+        and any(fact.inputs for fact in given)
+        and any(
+            _is_many(fact) and a.aval.shape and jnp.issubdtype(a.aval.dtype, jnp.integer)
+            for a, fact in zip(eqn.invars, given, strict=True)
+        )
+    )
+
+
+def _is_many(fact: _Fact) -> bool:
+    """Return whether the elements of a value that depends on no argument may differ."""
+    return not fact.inputs and not isinstance(fact.number, (int, float))
 
 
 def _of_literal(literal: Literal) -> _Fact:
@@ -236,18 +270,41 @@ def _thresholds(jaxpr: Jaxpr) -> Iterator[Condition]:
             yield from _of(eqn, numbers)
 
 
-def _of(eqn: Eqn, given: Sequence[Hashable]) -> list[Condition]:
+def _of(eqn: Eqn, given: list[Hashable]) -> list[Condition]:
     name = eqn.primitive.name
     if name in _ORDERS:
         return [("order", frozenset(pair)) for pair in pairwise(given)]
+    if name == "sign":
+        return [("order", frozenset((*given, 0)))]
     if name in _EQUALITIES:
         same = "itself" if eqn.invars[0] is eqn.invars[1] else None
         if same and not jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.inexact):
             return []  # always equal
         return [("equality", frozenset((*given, same)))]
-    if name in _ROUNDINGS:
-        return [("rounding", frozenset())]
+    if _rounds(eqn):
+        return [("rounding", frozenset(given))]
+    if _takes_part(eqn):
+        return [("part", frozenset(given))]
+    if name == "mul" and any(map(_is_close_to_one, given)):
+        return [("factor", frozenset(filter(_is_close_to_one, given)))]
     return [("finite", frozenset())] if name == "is_finite" else []
+
+
+def _rounds(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "convert_element_type":
+        return eqn.primitive.name in _ROUNDINGS
+    old, new = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
+    return jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.integer)
+
+
+def _is_close_to_one(number: Hashable) -> bool:
+    return isinstance(number, float) and 0 < abs(abs(number) - 1) < _CLOSE_TO_ONE
+
+
+def _takes_part(eqn: Eqn) -> bool:
+    is_integer = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)
+    name = eqn.primitive.name
+    return name == "rem" or (is_integer and name in _PARTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +329,8 @@ def _only(
         indices: dict[int, int] = {}
         for k, condition in enumerate(site.conditions):
             if condition not in common:
-                indices[k] = len(places)
+                if condition[0] not in _UNSEEN:
+                    indices[k] = len(places)
                 places.append((*here, k))
         if indices or any(bodies):
             found[site.eqn] = _Own(indices, bodies)
@@ -362,11 +420,17 @@ def _outcomes(eqn: Eqn, operands: Sequence[Value]) -> Iterator[Outcomes]:
             # Results that are not finite are not compared.
             is_finite = jnp.isfinite(a) & jnp.isfinite(b)
             yield jnp.any((a < b) & is_finite), jnp.any((a > b) & is_finite)
-    elif name in _ROUNDINGS:
+    elif name == "sign":
         (x,) = operands
-        change = jnp.abs(bind(eqn, [x])[0] - x)
-        is_visible = jnp.any(change > _VISIBLE * jnp.max(jnp.abs(x), initial=0))
-        yield is_visible, is_visible
+        yield jnp.any((x < 0) & jnp.isfinite(x)), jnp.any((x > 0) & jnp.isfinite(x))
+    elif _rounds(eqn):
+        (x,) = operands
+        change = jnp.abs(bind(eqn, [x])[0].astype(x.dtype) - x)
+        is_visible = change > _VISIBLE * jnp.max(jnp.abs(x), initial=0)
+        yield jnp.any(is_visible), jnp.any((jnp.abs(x) >= 1) & jnp.isfinite(x))
+    elif _takes_part(eqn):
+        (part,) = bind(eqn, operands)
+        yield jnp.any(part != 0), jnp.any(part != operands[0])
     elif name in _EQUALITIES or name == "is_finite":
         is_so = jnp.isfinite(operands[0]) if name == "is_finite" else jnp.equal(*operands)
         yield jnp.any(is_so), ~jnp.all(is_so)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +20,8 @@ _Draw = Callable[[Sequence[int]], np.ndarray]
 # The most distinct numbers of a program that are sampled, and the most samples they take.
 _MAX_NUMBERS = 64
 _MAX_TILES = 4
+# Each takes two samples, of complementary arguments.
+_MAX_BITS = 3
 # Larger arguments round too much for a comparison; gradients are mostly linear in cotangents.
 _MAX_ARGUMENT = 1e5
 _MAX_COTANGENT = 1e12
@@ -47,6 +50,28 @@ def samples(
         yield _values(rng, avals, cotangents, make, _four_times(rng))
     if program is not None:
         yield from _at_numbers(rng, avals, cotangents, _numbers(program))
+    # A gradient that is linear in its cotangents is zero.
+    yield _values(rng, avals, cotangents, rng.standard_normal, np.zeros)
+    ties = _values(
+        rng, avals, cotangents, lambda shape: rng.integers(-1, 2, shape), _four_times(rng)
+    )
+    yield ties
+
+
+def with_zeros(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:
+    """Random arguments, of which some are zero, for kinks at zero behind weights that are not.
+
+    Neighbours differ in some sample, as weights and biases are neighbours.
+    """
+    rng = np.random.default_rng(0)
+    moving = [i for i, a in enumerate(avals[:-cotangents]) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    bits = min((len(moving) - 1).bit_length(), _MAX_BITS)
+    for bit, is_set in itertools.product(range(bits), (0, 1)):
+        values = _values(rng, avals, cotangents, rng.standard_normal, _four_times(rng))
+        for k, i in enumerate(moving):
+            if k >> bit & 1 == is_set:
+                values[i] = np.zeros_like(values[i])
+        yield values
 
 
 def special(avals: Sequence[Aval], cotangents: int) -> Iterator[list[np.ndarray]]:

@@ -258,7 +258,7 @@ def _search(
 
     tried = once(gradients)
     wanted = once(lambda values: some_of(eval_closed(raw, values)))
-    made = itertools.islice(samples(region.avals, len(region.numbers)), 0, None, 3)
+    made = itertools.islice(samples(region.avals, len(region.numbers)), 0, 8, 3)
     points = [list(map(jnp.asarray, values)) for values in made]
     targets = [list(map(np.asarray, wanted(values))) for values in points]
 

@@ -37,6 +37,10 @@ def floats(*values: float) -> list[np.float32]:
     return [np.float32(v) for v in values]
 
 
+def integers(*values: int) -> list[np.int32]:
+    return [np.int32(v) for v in values]
+
+
 @pytest.mark.parametrize(
     ("one", "samples", "met"),
     [
@@ -55,6 +59,24 @@ def floats(*values: float) -> list[np.float32]:
         (jnp.floor, floats(2), False),
         (jnp.floor, floats(2.5), True),
         (jnp.round, floats(1000.001), False),
+        # Below one, the result may be zero for all.
+        (jnp.floor, floats(0.5), False),
+        (lambda x: x.astype(np.int32), floats(0.5), False),
+        (lambda x: x.astype(np.int32), floats(1), False),
+        (lambda x: x.astype(np.int32), floats(1.5), True),
+        (jnp.sign, floats(0, 1), False),
+        (jnp.sign, floats(-1, 1), True),
+        (lambda x: lax.rem(x, np.float32(3)), floats(2), False),
+        (lambda x: lax.rem(x, np.float32(3)), floats(4), True),
+        (lambda n: lax.div(n, np.int32(5)), integers(3), False),
+        (lambda n: lax.div(n, np.int32(5)), integers(7), True),
+        (lambda n: n >> 3, integers(7), False),
+        (lambda n: n >> 3, integers(8), True),
+        (lambda n: n & 8, integers(7), False),
+        (lambda n: n & 8, integers(7, 9), True),
+        (lambda n: jnp.asarray(ONE_TO_THREE)[n], integers(0, 1), False),
+        (lambda n: jnp.ones(3)[n], integers(-1, 1), True),
+        (lambda n: jax.nn.one_hot(n, 3), integers(0, 1), False),
         (jax.jit(lambda x: jnp.where(x > 3, x, 0)), floats(1), False),
     ],
 )

@@ -210,6 +210,8 @@ def pulled(f: Callable[[Any, Any], Any], x: Any, n: Any, dy: Any) -> Any:
     return jax.vjp(lambda x: f(x, n), x)[1](dy)[0]
 
 
+TABLE = jnp.where(jnp.arange(150) < 110, 1.0, 0.5)
+DECAY = np.array([1, 2, 3, 0, 1], np.float32) * 1e-6
 BOUNDS = np.array([50, 60, 70, 80, 90], np.float32)
 # Each with numbers and cotangents where it is not the identity. Random numbers do not find them.
 FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
@@ -225,6 +227,15 @@ FAR_RULES: dict[str, tuple[RuleOfTwo, Any, int, Any]] = {
     "large": (lambda x, n, dy: jnp.where(jnp.abs(x) > 1e6, 0.0, dy), 1e7 * X, 0, X),
     "product": (lambda x, n, dy: jnp.where(1e-4 * x > 3, 0.0, dy), 1e6 * X, 0, X),
     "norm": (lambda x, n, dy: jnp.where((dy * dy).sum() > 1e6, 0 * dy, dy), X, 0, 1e4 * X),
+    "sign": (lambda x, n, dy: dy * (1.5 + 0.5 * jnp.sign(n - 1000)), X, 2000, X),
+    "quotient": (lambda x, n, dy: dy * 0.5 ** (jnp.abs(n) // 1000), X, 2500, X),
+    "bits": (lambda x, n, dy: dy * (1 + (jnp.abs(n) >> 10)), X, 2000, X),
+    "cast": (lambda x, n, dy: dy / (1 + (1e-6 * jnp.abs(x).sum()).astype(int)), 1e7 * X, 0, X),
+    "floor": (lambda x, n, dy: dy / (1 + jnp.floor(1e-6 * jnp.abs(x).sum())), 1e7 * X, 0, X),
+    "table": (lambda x, n, dy: dy * TABLE.at[n].get(mode="promise_in_bounds"), X, 120, X),
+    "factor": (lambda x, n, dy: 0.9999 * dy, X, 0, X),
+    "class": (lambda x, n, dy: dy * (1 - jax.nn.one_hot(n, 9)[7]), X, 7, X),
+    "decay": (lambda x, n, dy: dy + DECAY * x, X, 0, 0 * X),
     "infinite": (lambda x, n, dy: jnp.where(jnp.isinf(dy), 0.0, dy), X, 0, X.at[1].set(jnp.inf)),
     "zero": (lambda x, n, dy: jnp.where(dy == 0, 1e-3, dy), X, 0, X.at[1].set(0)),
     "rounding": (lambda x, n, dy: jnp.round(4096 * dy) / 4096, X, 0, 1.1e-3 * X),
@@ -304,6 +315,31 @@ def test_a_rule_that_differs_where_no_random_number_goes(name: str) -> None:
     found, wanted = (pulled(g, x, number, dy) for g in (module, f))
     assert not np.array_equal(wanted, dy)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_rule_that_differs_at_zeros_behind_weights() -> None:
+    """Where all arguments are zero, the weights stop the gradient that tells them apart."""
+
+    @jax.custom_jvp
+    def rectified(x: Any) -> Any:
+        return jnp.maximum(x, 0)
+
+    slopes = jnp.array([0.0, 0.25, 1.0])
+    rectified.defjvp(lambda x, t: (rectified(*x), slopes[1 + jnp.sign(x[0]).astype(int)] * t[0]))
+
+    def network(x: Any, w: Any, b: Any, v: Any) -> Any:
+        return rectified(x @ w + b) @ v
+
+    draw = np.random.default_rng(0).standard_normal
+    x, w, b, v = (draw(s).astype(np.float32) for s in ((2, 5), (5, 6), (6,), (6, 3)))
+    module = invert.from_exported(stored(network, x, w, b, v))
+    assert "they differ" in module.report.gradients[0]
+    x[0], b[:] = 0, 0
+    for i in range(4):
+        found, wanted = (
+            jax.grad(lambda *args, f=f: f(*args).sum(), i)(x, w, b, v) for f in (module, network)
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 LARGE_SIZES: dict[str, tuple[RuleOfTwo, int]] = {

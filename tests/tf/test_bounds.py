@@ -100,6 +100,23 @@ def test_bounds_hold(kind: str, seed: int) -> None:
                 assert d is None or np.int64(value) - np.int64(x) - d in (0, 2**32, -(2**32))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_bounds_of_long_sums(dtype: Any) -> None:
+    """They hold for any order of the terms, also one after the other."""
+    facts: list[bounds.Fact] = []
+
+    def program(x: Any) -> Any:
+        total = lax.reduce_sum(lax.clamp(dtype(0.1), x, dtype(0.1)), axes=(0,))
+        facts.append(bounds.fact_of(total))
+        return total
+
+    for count in (4, 1000, 1 << 18):
+        jax.make_jaxpr(program)(jax.ShapeDtypeStruct((count,), dtype))
+        low, high = facts[-1].ends
+        assert low <= float(np.full(count, 0.1, dtype).cumsum()[-1]) <= high
+        assert high < 0.1001 * count or count * float(np.finfo(dtype).eps) > 1e-3
+
+
 def test_differences_do_not_depend_on_data() -> None:
     found: list[Any] = []
 

@@ -292,6 +292,11 @@ def _count(shape: Sequence[DimSize]) -> int | None:
     return math.prod(shape) if all(isinstance(n, int) for n in shape) else None
 
 
+def _terms(aval: Aval, params: Params) -> int | None:
+    """The number of terms of a sum over axes; `None` if open."""
+    return _count([aval.shape[axis] for axis in params["axes"]])
+
+
 def named(aval: Aval, facts: Facts | None, symbol: Hashable, finite: bool = False) -> Facts:
     """Facts of a traced array; integers not known to equal a sum become symbols.
 
@@ -333,13 +338,30 @@ def derived(
     found = RULES[name](_Equation(name, operands, avals, result, params, within))
     if not found:
         return None
-    facts = [_of_type(f, result.dtype, name in _ROUNDED, within) for f in found]
+    spare = 0.0
+    if name in _ROUNDED and jnp.issubdtype(result.dtype, jnp.floating):
+        # At open sizes, the bounds of a sum are zero and infinity.
+        terms = _terms(avals[0], params) if name == "reduce_sum" else 1
+        spare = _rounding(result.dtype, terms or 1)
+    facts = [_of_type(f, result.dtype, spare, within) for f in found]
     count = _count(result.shape)
     return facts if len(facts) in (1, count) else [hull(facts)]
 
 
-def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool, within: int | None) -> Fact:
-    """A fact rounded and limited to a result type."""
+def _rounding(dtype: DTypeLike, terms: int) -> float:
+    """The largest relative error of a bound.
+
+    That of a sum is at most n u / (1 - n u) times the sum of the absolute values of its n terms, in
+    any order, where u is half a unit in the last place (Higham, Accuracy and Stability of Numerical
+    Algorithms, section 4.2). If a bound is reached, all terms have its sign.
+    """
+    eps = float(jnp.finfo(dtype).eps)
+    part = terms * eps / 2
+    return max(8 * eps, part / (1 - part)) if part < 1 else math.inf
+
+
+def _of_type(fact: Fact, dtype: DTypeLike, spare: float, within: int | None) -> Fact:
+    """A fact with the relative error `spare`, limited to a result type."""
     low, high = fact.low, fact.high
     least, most = _whole(dtype)
     unknown = Fact(Sum(least), Sum(most))
@@ -361,11 +383,10 @@ def _of_type(fact: Fact, dtype: DTypeLike, rounds: bool, within: int | None) -> 
         high = dataclasses.replace(high, constant=math.ceil(high.constant))
         equals = low if not low.terms and low == high else fact.equals
         return Fact(low, high, equals)
-    if rounds:
-        spare = 8 * float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
+    if spare:
         low, high = (Sum(x) for x in (low.least, high.most))
-        low = Sum(low.constant - abs(low.constant) * spare)
-        high = Sum(high.constant + abs(high.constant) * spare)
+        low = Sum(low.constant - abs(low.constant) * spare) if low.constant else low
+        high = Sum(high.constant + abs(high.constant) * spare) if high.constant else high
     return Fact(Sum(max(low.least, least)), Sum(min(high.most, most)))
 
 
@@ -561,7 +582,7 @@ def _joined(eqn: _Equation) -> Facts:
 
 def _added_up(eqn: _Equation) -> Facts:
     low, high = hull(eqn.operands[0]).ends
-    count = _count([eqn.avals[0].shape[axis] for axis in eqn.params["axes"]])
+    count = _terms(eqn.avals[0], eqn.params)
     if count is None:
         return [Fact(Sum(-math.inf if low < 0 else 0.0), Sum(math.inf if high > 0 else 0.0))]
     low, high = _corners((low, high), (count, count)) if count else (0.0, 0.0)
