@@ -560,6 +560,14 @@ def _indices(graph: Graph, column: Atom) -> Iterator[Sequence[Var]]:
             yield known
 
 
+def _with_axes(index: ast.expr, of: Var, column: Atom) -> ast.expr:
+    """`i[None]`, for the only index of a lookup that has further axes of size one in front."""
+    more = len(column.aval.shape) - 1 - len(of.aval.shape)
+    if more <= 0 or column.aval.shape[-1] != 1 or set(column.aval.shape[:more]) != {1}:
+        return index
+    return syntax.item(index, syntax.one_or_tuple([number(None)] * more))
+
+
 def _place_of(axes: Sequence[int], indices: Sequence[ast.expr]) -> ast.expr:
     """`i`, `(i, j)` or `(:, i)`, for indices of these axes."""
     parts: list[ast.expr] = [ast.Slice() for _ in range(max(axes) + 1)]
@@ -614,7 +622,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         variables = list(dict.fromkeys((table, *indices)))
         if len(indices) != len(axes) or len(variables) > len(LETTERS):
             continue
-        own = [placeholder(variables.index(i)) for i in indices]
+        own = [_with_axes(placeholder(variables.index(i)), i, column) for i in indices]
         place, found = _place_of(axes, own), []
         if mode is None or single:
             found.append(syntax.item(placeholder(0), place))
@@ -691,6 +699,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     axes = tuple(axis - batch for axis in starts)
     flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
+    options += [{**given, "wrap_negative_indices": number(False)} for given in options]
     if (mode := _MODES.get(eqn.params["mode"])) == "clip":
         options = [{**given, "mode": number(mode)} for given in options]
         if batch and is_var(x) and eqn.primitive.name == "scatter":
