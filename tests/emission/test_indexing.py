@@ -140,6 +140,11 @@ def test_a_complex_fill_value() -> None:
 _OPEN: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
     (lambda x, i: x[i], ("rows, 5", "n"), "return x[i]"),
     (lambda x, i: x[i], ("rows, 5", "3, n"), "return x[i]"),
+    (
+        lambda x, i: jnp.take(x, i[None], axis=0, mode="clip"),
+        ("rows, 5", "n"),
+        'return jnp.take(x, i[None], axis=0, mode="clip")',
+    ),
     (lambda x, i, j: x[i, j], ("rows, columns, 5", "n", "n"), "return x[i, j]"),
     (
         lambda x, i: x[i - 1, jnp.arange(i.shape[0])],
