@@ -109,7 +109,7 @@ def test_forms(function: Callable[..., Any], text: str) -> None:
 @pytest.mark.parametrize("text", ["abdc,edc->abe", "abcd,ecd->abe", "adbc,edcb->ae"])
 def test_axes_are_summed_in_the_order_of_the_original(text: str) -> None:
     """The order is that of the letters, and results may round differently in another."""
-    sizes = dict(a=2, b=3, c=4, d=5, e=6)
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6}
     x, w = (ramp(*(sizes[c] for c in side)) for side in text.partition("->")[0].split(","))
     exported = export.export(jax.jit(lambda x, w: jnp.einsum(text, x, w)))(x, w)
     module = invert.from_exported(exported)

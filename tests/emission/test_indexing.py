@@ -126,6 +126,29 @@ def test_indices_in_one_array(
     np.testing.assert_array_equal(model(x, out, np.ones((2, *x.shape[depth:]), np.float32)), x)
 
 
+@pytest.mark.parametrize(("depth", "text"), [(1, "jnp.take(params, "), (2, "gather_nd(params, ")])
+def test_lookups_by_indices_in_one_array(depth: int, text: str) -> None:
+    specs = [
+        tf.TensorSpec((None, 8, 3), tf.float32, name="params"),
+        tf.TensorSpec((2, None, depth), tf.int32, name="indices"),
+    ]
+    emission = invert.convert(tf.function(tf.gather_nd, input_signature=specs)).emit(loader=False)
+    assert text in emission.source
+    assert "DimensionNumbers" not in emission.source.split("class ")[1]
+    model, rng = emission.model, np.random.default_rng(depth)
+    for rows, count in ((5, 1), (3, 7)):
+        x = rng.normal(size=(rows, 8, 3)).astype(np.float32)
+        i = rng.integers(0, rows, (2, count, depth)).astype(np.int32)
+        np.testing.assert_array_equal(model(x, i), tf.gather_nd(x, i))
+        weights = rng.normal(size=model(x, i).shape).astype(np.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(given := tf.constant(x))
+            loss = tf.reduce_sum(weights * tf.gather_nd(given, i))
+        wanted = tf.convert_to_tensor(tape.gradient(loss, given))
+        ours = jax.grad(lambda x, i=i, w=weights: jnp.vdot(w, model(x, i)))(x)
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6)  # sums of equal places
+
+
 def test_a_complex_fill_value() -> None:
     x, i = np.arange(3, dtype=np.complex64), np.array([1, 7])
     exported = jax.export.export(jax.jit(lambda x, i: x.at[i].get(mode="fill", fill_value=1 - 2j)))(

@@ -699,7 +699,6 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     axes = tuple(axis - batch for axis in starts)
     flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
-    options += [{**given, "wrap_negative_indices": number(False)} for given in options]
     if (mode := _MODES.get(eqn.params["mode"])) == "clip":
         options = [{**given, "mode": number(mode)} for given in options]
         if batch and is_var(x) and eqn.primitive.name == "scatter":
@@ -710,9 +709,11 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     at_start = isinstance(_repeated(graph, x), Literal) and axes == (0,) and is_var(y)
     fixed = _fixed_place(eqn, graph)
     wanted = [*_indices(graph, column), *([()] if fixed is not None else [])]
-    for indices in wanted:
-        if at_start and segments and indices:
-            for given in options:
+    # Indices of TensorFlow do not count from the end.
+    unwrapped = [{**given, "wrap_negative_indices": number(False)} for given in options]
+    for settings, indices in itertools.product((options, unwrapped), wanted):
+        if at_start and segments and indices and settings is options:
+            for given in settings:
                 sums = call(f"jax.ops.{segments}", placeholder(0), placeholder(1), **count, **given)
                 variables = [y, indices[0]]
                 yield Proposal(_mapped(sums, variables, batch), variables, noun)
@@ -725,7 +726,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             places = [placeholder(variables.index(i)) for i in indices]
             place = _place_of(axes, places) if indices or fixed is None else fixed
             at = syntax.item(syntax.field(placeholder(variables.index(x)), "at"), place)
-            for given in options:
+            for given in settings:
                 changed = _mapped(syntax.method(at, method, operand, **given), variables, batch)
                 yield Proposal(changed, variables, PLAIN, True)
 

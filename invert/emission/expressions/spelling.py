@@ -283,7 +283,11 @@ def _bits(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
 
 def _scatter_nd(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     """`scatter_nd(lax.scatter_add, x, indices, updates)`, for indices in one array."""
-    yield helpers.calling(helpers.scatter_nd, syntax.name(f"lax.{_RENAMED.get(eqn.primitive.name, eqn.primitive.name)}"), *args[:3])
+    yield helpers.calling(
+        helpers.scatter_nd,
+        syntax.name(f"lax.{_RENAMED.get(eqn.primitive.name, eqn.primitive.name)}"),
+        *args[:3],
+    )
 
 
 # Scatters whose `lax` function has another name.
