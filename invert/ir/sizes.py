@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,19 +126,85 @@ def evaluate(size: DimSize, values: Mapping[str, DimSize]) -> DimSize:
     """Substitute numbers or expressions for the dimensions of a size."""
     if not is_open(size):
         return size
-    total: DimSize = 0
+
+    def compute(operation: str, operands: Sequence[DimSize]) -> DimSize:
+        return _OPERATIONS[operation](*(evaluate(o, values) for o in operands))
+
+    return sum(n * term for n, term in _terms(size, values, compute))
+
+
+def _terms(
+    size: DimSize,
+    values: Mapping[str, DimSize],
+    compute: Callable[[str, Sequence[DimSize]], DimSize],
+) -> Iterator[tuple[int, DimSize]]:
+    """The terms of a size and their coefficients, with operations computed from their operands."""
     for coefficient, factors in dim_terms(size):
-        term: DimSize = coefficient
+        term: DimSize = 1
         for factor, exponent in factors:
-            if isinstance(factor, str):
-                value = values[factor]
-            else:
-                operation, operands = factor
-                value = _OPERATIONS[operation](*(evaluate(o, values) for o in operands))
+            value = values[factor] if isinstance(factor, str) else compute(*factor)
             for _ in range(exponent):
                 term = term * value
-        total = total + term
-    return total
+        yield coefficient, term
+
+
+# Larger sizes are left as they are: the time is exponential in the depth.
+_MOST_OPERATIONS = 6
+
+
+def without_remainders(size: DimSize) -> DimSize:
+    """The same size, with divisions in place of remainders where that leaves fewer terms.
+
+    `-4*floordiv(-n, 4)` for `n + mod(4 - mod(n, 4), 4)`, a length padded to a multiple of 4.
+    """
+    found = [operation for operation, _ in operations(size)]
+    if "mod" not in found or len(found) > _MOST_OPERATIONS:
+        return size
+    return min((_rebuilt(size, expand) for expand in (False, True)), key=_complexity)
+
+
+def _rebuilt(size: DimSize, expand: bool) -> DimSize:
+    """The same size with simpler operands; `expand`: its remainders are written as divisions."""
+
+    def compute(operation: str, operands: Sequence[DimSize]) -> DimSize:
+        match operation, operands:
+            case "mod", (whole, int(divisor)) if divisor > 0:
+                rest = _rest(whole, divisor)
+                return rest - rest // divisor * divisor if expand else rest % divisor
+        return _OPERATIONS[operation](*map(without_remainders, operands))
+
+    return sum(n * term for n, term in _terms(size, _themselves(size), compute))
+
+
+def _rest(size: DimSize, divisor: int) -> DimSize:
+    """The shortest size with the same remainder: without multiples of the divisor."""
+
+    def compute(operation: str, operands: Sequence[DimSize]) -> DimSize:
+        return _OPERATIONS[operation](*operands)
+
+    forms = [_rebuilt(size, expand) for expand in (False, True)]
+    terms = [_terms(form, _themselves(form), compute) for form in forms]
+    return min((sum(n * t for n, t in each if n % divisor) for each in terms), key=_complexity)
+
+
+def _remainders(size: DimSize) -> Iterator[tuple[DimSize, int]]:
+    """The remainders in a size that are not inside of others: the size divided, and the divisor."""
+    for _, factors in dim_terms(size):
+        for factor, _ in factors:
+            match factor:
+                case ("mod", (whole, int(divisor))) if divisor > 0:
+                    yield whole, divisor
+                case (_, operands):
+                    yield from itertools.chain.from_iterable(map(_remainders, operands))
+
+
+def _themselves(size: DimSize) -> dict[str, DimSize]:
+    return {str(d): d for d in variables([size])}
+
+
+def _complexity(size: DimSize) -> tuple[int, int]:
+    """The number of a size's terms, and of its operations."""
+    return len(dim_terms(size)), sum(1 for _ in operations(size))
 
 
 def operations(size: DimSize) -> Iterator[tuple[str, Sequence[DimSize]]]:
@@ -459,7 +526,9 @@ def require(left: DimSize, relation: str, right: DimSize, message: str) -> None:
     **Raises:** `SignatureError` if it never holds.
     """
     holds = decided(relation, left, right)
-    if holds is None:
+    if holds is None and relation == "eq" and without_remainders(left - right) == 0:
+        suggest_divisions(left - right)
+    elif holds is None:
         # `b == c` for `4*b == 4*c`, so that the two can have one name.
         terms = [times for n in (left, right) if is_open(n) for times, _ in dim_terms(n)]
         common = math.gcd(*terms, *(int(n) for n in (left, right) if not is_open(n)))
@@ -485,9 +554,25 @@ def suggest_decided(left: DimSize, relation: str, right: DimSize) -> None:
         suggest(Constraint(relation, left, right))
 
 
+def suggest_divisions(difference: DimSize) -> bool:
+    """Suggest divisions for the remainders in a difference of sizes, if these cancel.
+
+    JAX compares and divides multiples, but not sums with a remainder. Returns whether there are
+    any to suggest.
+    """
+    if len(dim_terms(without_remainders(difference))) >= len(dim_terms(difference)):
+        return False
+    for whole, divisor in dict.fromkeys(_remainders(difference)):
+        rest = _rest(whole, divisor)
+        division = Constraint("eq", whole % divisor, rest - rest // divisor * divisor)
+        if division.always_holds():
+            suggest(division)
+    return True
+
+
 def suggest_equal(a: DimSize, b: DimSize) -> None:
     """Note that two sizes may have to be equal; see `suggest`."""
-    if decided("eq", a, b) is not None:
+    if decided("eq", a, b) is not None or suggest_divisions(a - b):
         return
     difference = a - b
     always = _is_zero(difference)

@@ -40,6 +40,7 @@ from invert.ir.sizes import (
     scope,
     solve,
     suggest,
+    suggest_divisions,
     variables,
 )
 from invert.ir.substitution import substitute
@@ -211,6 +212,8 @@ def _suggest_undecided(error: Exception) -> None:
     """Suggest the undecided comparison of sizes in an error as an assumption."""
     if (comparison := undecided(error)) is not None:
         left, right = parsed((comparison[0], comparison[2]), scope())
+        if suggest_divisions(left - right):
+            return
         suggest(Constraint(_WANTED[comparison[1]], left, right))
 
 

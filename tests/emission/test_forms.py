@@ -106,6 +106,17 @@ def test_forms(function: Callable[..., Any], text: str) -> None:
         assert np.array_equal(module(x), module.model(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("text", ["abdc,edc->abe", "abcd,ecd->abe", "adbc,edcb->ae"])
+def test_axes_are_summed_in_the_order_of_the_original(text: str) -> None:
+    """The order is that of the letters, and results may round differently in another."""
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6}
+    x, w = (ramp(*(sizes[c] for c in side)) for side in text.partition("->")[0].split(","))
+    exported = export.export(jax.jit(lambda x, w: jnp.einsum(text, x, w)))(x, w)
+    module = invert.from_exported(exported)
+    assert f'jnp.einsum("{text}", x, w)' in module.source
+    assert np.array_equal(module.model(x, w), exported.call(x, w))
+
+
 def test_a_moving_part_of_one_axis_is_a_function_of_the_axis() -> None:
     def fn(cache: Any, other: Any, new: Any, i: Any) -> Any:
         caches = [lax.dynamic_update_slice_in_dim(c, new, i, axis=1) for c in (cache, other)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import invert
 
@@ -41,6 +42,11 @@ _CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
         lambda x, i, j, y: x.at[i, j].add(y),
         (_X, _I, _J, np.ones(3, np.float32)),
         "x.at[i, j].add(y)",
+    ),
+    (
+        lambda x, i, j, y: x.at[i, j].set(y, wrap_negative_indices=False),
+        (_X, _I, _J, np.ones(3, np.float32)),
+        "x.at[i, j].set(y, wrap_negative_indices=False)",
     ),
     (lambda x, y: x.at[2:5].set(y), (_X, _Y), "x.at[2:5].set(y)"),
     (lambda x, y: x.at[:2].add(y), (_X, _Y[:2]), "x.at[:2].add(y)"),
@@ -81,6 +87,68 @@ def test_an_update_or_lookup_is_written_as_indexing(
         np.testing.assert_array_equal(model(*own), fn(*map(jnp.asarray, own)))
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "scatter"),
+    [
+        (tf.tensor_scatter_nd_update, (10, 8), "lax.scatter"),
+        (tf.tensor_scatter_nd_add, (10, None), "lax.scatter_add"),
+        (tf.tensor_scatter_nd_max, (None, 8), "lax.scatter_max"),
+    ],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_indices_in_one_array(
+    op: Callable[..., Any], shape: tuple[int | None, ...], scatter: str, depth: int
+) -> None:
+    specs = [
+        tf.TensorSpec(shape, tf.float32, name="x"),
+        tf.TensorSpec((None, depth), tf.int32, name="i"),
+        tf.TensorSpec((None, *shape[depth:]), tf.float32, name="y"),
+    ]
+    emission = invert.convert(tf.function(op, input_signature=specs)).emit(loader=False)
+    assert f"scatter_nd({scatter}, tensor, indices, updates)" in emission.source
+    assert "DimensionNumbers" not in emission.source.split("class ")[1]
+    model, rng = emission.model, np.random.default_rng(depth)
+    for count in (1, 4):
+        x = rng.normal(size=(10, 8)).astype(np.float32)
+        i = rng.permuted(np.indices((8, 8)).reshape(2, -1).T)[:count, :depth].astype(np.int32)
+        y = rng.normal(size=(count, *x.shape[depth:])).astype(np.float32)
+        np.testing.assert_array_equal(model(x, i, y), op(x, i, y))
+        weights = rng.normal(size=x.shape).astype(np.float32)
+        with tf.GradientTape() as tape:
+            inputs = tf.constant(x), tf.constant(y)
+            tape.watch(inputs)
+            loss = tf.reduce_sum(weights * op(inputs[0], i, inputs[1]))
+        ours = jax.grad(lambda x, y, i=i, w=weights: jnp.vdot(w, model(x, i, y)), (0, 1))(x, y)
+        for one, other in zip(ours, tape.gradient(loss, inputs), strict=True):
+            np.testing.assert_array_equal(one, other)
+    # A negative index is not counted from the end.
+    out = np.full((2, depth), -1, np.int32)
+    np.testing.assert_array_equal(model(x, out, np.ones((2, *x.shape[depth:]), np.float32)), x)
+
+
+@pytest.mark.parametrize(("depth", "text"), [(1, "jnp.take(params, "), (2, "gather_nd(params, ")])
+def test_lookups_by_indices_in_one_array(depth: int, text: str) -> None:
+    specs = [
+        tf.TensorSpec((None, 8, 3), tf.float32, name="params"),
+        tf.TensorSpec((2, None, depth), tf.int32, name="indices"),
+    ]
+    emission = invert.convert(tf.function(tf.gather_nd, input_signature=specs)).emit(loader=False)
+    assert text in emission.source
+    assert "DimensionNumbers" not in emission.source.split("class ")[1]
+    model, rng = emission.model, np.random.default_rng(depth)
+    for rows, count in ((5, 1), (3, 7)):
+        x = rng.normal(size=(rows, 8, 3)).astype(np.float32)
+        i = rng.integers(0, rows, (2, count, depth)).astype(np.int32)
+        np.testing.assert_array_equal(model(x, i), tf.gather_nd(x, i))
+        weights = rng.normal(size=model(x, i).shape).astype(np.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(given := tf.constant(x))
+            loss = tf.reduce_sum(weights * tf.gather_nd(given, i))
+        wanted = tf.convert_to_tensor(tape.gradient(loss, given))
+        ours = jax.grad(lambda x, i=i, w=weights: jnp.vdot(w, model(x, i)))(x)
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6)  # sums of equal places
+
+
 def test_a_complex_fill_value() -> None:
     x, i = np.arange(3, dtype=np.complex64), np.array([1, 7])
     exported = jax.export.export(jax.jit(lambda x, i: x.at[i].get(mode="fill", fill_value=1 - 2j)))(
@@ -95,6 +163,11 @@ def test_a_complex_fill_value() -> None:
 _OPEN: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
     (lambda x, i: x[i], ("rows, 5", "n"), "return x[i]"),
     (lambda x, i: x[i], ("rows, 5", "3, n"), "return x[i]"),
+    (
+        lambda x, i: jnp.take(x, i[None], axis=0, mode="clip"),
+        ("rows, 5", "n"),
+        'return jnp.take(x, i[None], axis=0, mode="clip")',
+    ),
     (lambda x, i, j: x[i, j], ("rows, columns, 5", "n", "n"), "return x[i, j]"),
     (
         lambda x, i: x[i - 1, jnp.arange(i.shape[0])],

@@ -297,3 +297,37 @@ def test_fields_of_nested_dictionaries_are_in_order_of_use(tmp_path: Any) -> Non
         r"^    (\w+): \w+$", _source(invert.load(tmp_path)).split("__init__")[-2], re.M
     )
     assert fields == ["stem", "body", "last"]
+
+
+def test_modules_of_one_class_have_their_fields_in_one_order() -> None:
+    """The author made the layers of the second block in another order than they are called."""
+    import keras
+
+    class Block(keras.layers.Layer):
+        def __init__(self, order: str, activation: str) -> None:
+            super().__init__()
+            self.activation = keras.activations.get(activation)
+            for name in order.split():
+                norm = name == "norm"
+                made = keras.layers.LayerNormalization if norm else keras.layers.Dense
+                setattr(self, name, made(**({} if norm else {"units": 4}), name=name))
+
+        def build(self, shape: Any) -> None:
+            for layer in self._layers:
+                layer.build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.down(self.activation(self.norm(self.up(x))))
+
+    given = keras.Input((4,), name="image")
+    x = Block("up norm down", "relu")(given)
+    model = keras.Model(given, Block("up down norm", "tanh")(x))
+    for i, v in enumerate(model.weights):
+        v.assign(np.cos(ramp(*v.shape) + np.float32(i)))
+    module = invert.convert(model, ramp(3, 4))
+    emission = module.emit(loader=False)
+    assert emission.messages == ()
+    assert emission.source.count("(eqx.Module)") == 4
+    image = np.sin(ramp(3, 4))
+    np.testing.assert_array_equal(module.model(image), module(image))
+    np.testing.assert_allclose(module.model(image), model(image), rtol=1e-5, atol=1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.export
 import pytest
 
-from invert.ir.sizes import Constraint, decided, solve
+from invert.ir.sizes import Constraint, decided, evaluate, solve, without_remainders
 from invert.modules.dimensions import scope_of, symbolic_shapes
 
 B: Any
@@ -187,3 +187,42 @@ def test_relations_in_the_syntax_of_jax(relation: str, text: str) -> None:
 def test_a_remainder_in_words(size: Any, words: str) -> None:
     """Signs and multiples are left out only if that does not change the condition."""
     assert Constraint("eq", size, 0).words() == words
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ((4 - B % 4) % 4, "mod(- b, 4)"),
+        (B + (4 - B % 4) % 4, "- 4*floordiv(- b, 4)"),
+        ((B + (-B) % 6) // 3, "- 2*floordiv(- b, 6)"),
+        ((B % 4 + C % 4) % 4, "mod(c + b, 4)"),
+        (B % 2, "mod(b, 2)"),
+        ((B * C) % 8 + B, "mod(b*c, 8) + b"),
+    ],
+)
+def test_remainders_that_cancel_are_divisions(size: Any, text: str) -> None:
+    plain = without_remainders(size)
+    assert str(plain) == text
+    for b, c in itertools.product(range(1, 14), repeat=2):
+        assert evaluate(plain, {"b": b, "c": c}) == evaluate(size, {"b": b, "c": c})
+
+
+def test_sizes_without_remainders_are_the_same_sizes() -> None:
+    drawn = random.Random(0)
+
+    def made(depth: int) -> Any:
+        if not depth:
+            return drawn.choice([B, C, B, C, 1, 2, -3])
+        one, other, number = made(depth - 1), made(depth - 1), drawn.choice([2, 3, 4, -3])
+        kind = drawn.randrange(5)
+        return (one + other, one - other, one * number, one // number, one % number)[kind]
+
+    changed = 0
+    for _ in range(200):
+        size = made(drawn.randrange(2, 4))
+        plain = without_remainders(size)
+        changed += str(plain) != str(size)
+        for _ in range(5):
+            at = {"b": drawn.randrange(1, 60), "c": drawn.randrange(1, 60)}
+            assert evaluate(plain, at) == evaluate(size, at)
+    assert changed

@@ -80,6 +80,19 @@ def remainder(x):
     return tf.pad(x, [[0, (-tf.shape(x)[0]) % 8], [0, 0]])
 
 
+@program([None, None, 8])
+def blocks(x):
+    """Attention in blocks of a length that is padded, and two ways to write the same sizes."""
+    rows, length = tf.shape(x)[0], tf.shape(x)[1]
+    padding = (4 - length % 4) % 4
+    whole = length + padding
+    y = tf.reshape(tf.pad(x, [[0, 0], [0, padding], [0, 0]]), [rows, whole // 4, 4, 8])
+    y = tf.matmul(tf.nn.softmax(tf.matmul(y, y, transpose_b=True)), y)
+    pairs = tf.reshape(y, [rows, whole // 2, 2, 8])
+    pairs += tf.reshape(y, [rows, 2 * (whole // 4), 2, 8])[:, ::-1]
+    return tf.reshape(pairs, [rows, whole, 8])[:, :length]
+
+
 @program([None, 4])
 def at_least(x):
     n = tf.shape(x)[0]

@@ -116,6 +116,26 @@ def resize_pixels(x: Array, size: tuple[int, int]) -> Array:
     return x
 
 
+def gather_nd(x: Array, indices: Array) -> Array:
+    """The parts of `x` at indices, whose last axis indexes the first axes of `x`, clipped to it."""
+    axes, rank = tuple(range(indices.shape[-1])), indices.ndim - 1
+    sizes = (*(1 for _ in axes), *x.shape[len(axes) :])
+    offsets = tuple(range(rank, rank + x.ndim - len(axes)))
+    numbers = lax.GatherDimensionNumbers(offsets, axes, axes)
+    return lax.gather(x, indices, numbers, sizes, mode="clip")
+
+
+def scatter_nd(scatter: Callable[..., Array], x: Array, indices: Array, updates: Array) -> Array:
+    """`x` with updates at indices, whose last axis indexes the first axes of `x`.
+
+    Updates with an index that is negative or too large are dropped.
+    """
+    axes = tuple(range(indices.shape[-1]))
+    window = tuple(range(indices.ndim - 1, updates.ndim))
+    numbers = lax.ScatterDimensionNumbers(window, axes, axes)
+    return scatter(x, indices, updates, numbers, mode="drop")
+
+
 _ANY_SIZES = "*sizes"  # in docstrings
 # Arguments of these functions.
 _WINDOW, _STRIDES, _PADDING = "window", "strides", "padding"
@@ -133,6 +153,8 @@ FUNCTIONS: Mapping[str, JaxFunction] = MappingProxyType(
         "helper_resize_bilinear": resize_bilinear,
         "helper_resize_corners": resize_corners,
         "helper_resize_pixels": resize_pixels,
+        "helper_gather_nd": gather_nd,
+        "helper_scatter_nd": scatter_nd,
     }
 )
 

@@ -560,6 +560,14 @@ def _indices(graph: Graph, column: Atom) -> Iterator[Sequence[Var]]:
             yield known
 
 
+def _with_axes(index: ast.expr, of: Var, column: Atom) -> ast.expr:
+    """`i[None]`, for the only index of a lookup that has further axes of size one in front."""
+    more = len(column.aval.shape) - 1 - len(of.aval.shape)
+    if more <= 0 or column.aval.shape[-1] != 1 or set(column.aval.shape[:more]) != {1}:
+        return index
+    return syntax.item(index, syntax.one_or_tuple([number(None)] * more))
+
+
 def _place_of(axes: Sequence[int], indices: Sequence[ast.expr]) -> ast.expr:
     """`i`, `(i, j)` or `(:, i)`, for indices of these axes."""
     parts: list[ast.expr] = [ast.Slice() for _ in range(max(axes) + 1)]
@@ -614,7 +622,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         variables = list(dict.fromkeys((table, *indices)))
         if len(indices) != len(axes) or len(variables) > len(LETTERS):
             continue
-        own = [placeholder(variables.index(i)) for i in indices]
+        own = [_with_axes(placeholder(variables.index(i)), i, column) for i in indices]
         place, found = _place_of(axes, own), []
         if mode is None or single:
             found.append(syntax.item(placeholder(0), place))
@@ -701,9 +709,11 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     at_start = isinstance(_repeated(graph, x), Literal) and axes == (0,) and is_var(y)
     fixed = _fixed_place(eqn, graph)
     wanted = [*_indices(graph, column), *([()] if fixed is not None else [])]
-    for indices in wanted:
-        if at_start and segments and indices:
-            for given in options:
+    # Indices of TensorFlow do not count from the end.
+    unwrapped = [{**given, "wrap_negative_indices": number(False)} for given in options]
+    for settings, indices in itertools.product((options, unwrapped), wanted):
+        if at_start and segments and indices and settings is options:
+            for given in settings:
                 sums = call(f"jax.ops.{segments}", placeholder(0), placeholder(1), **count, **given)
                 variables = [y, indices[0]]
                 yield Proposal(_mapped(sums, variables, batch), variables, noun)
@@ -716,7 +726,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             places = [placeholder(variables.index(i)) for i in indices]
             place = _place_of(axes, places) if indices or fixed is None else fixed
             at = syntax.item(syntax.field(placeholder(variables.index(x)), "at"), place)
-            for given in options:
+            for given in settings:
                 changed = _mapped(syntax.method(at, method, operand, **given), variables, batch)
                 yield Proposal(changed, variables, PLAIN, True)
 

@@ -342,6 +342,12 @@ def gather(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     if params["fill_value"] is not None:
         keywords["fill_value"] = literals.value(params["fill_value"])
     numbers = params["dimension_numbers"]
+    if len(numbers.start_index_map) == 1 and not numbers.operand_batching_dims:
+        axis = number(int(numbers.start_index_map[0]))
+        column = call("jnp.squeeze", args[1], axis=number(-1))
+        yield call("jnp.take", args[0], column, axis=axis, **keywords)
+    if keywords.keys() == {"mode"} and mode == lax.GatherScatterMode.CLIP:
+        yield helpers.calling(helpers.gather_nd, *args)
     fields = {f: getattr(numbers, f) for f in numbers._fields if getattr(numbers, f)}
     dims = call(
         "lax.GatherDimensionNumbers",

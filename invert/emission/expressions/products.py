@@ -87,6 +87,9 @@ def relettered(text: str, *, data: int = 0) -> str:
         letters = (c for c in _FURTHER if c not in own.values())
     for c in dict.fromkeys(c for c in text if c.isalpha() and c not in own):
         own[c] = next(letters)
+    # `jnp.einsum` sums over axes in the order of their letters, and so do all texts for it.
+    summed = sorted(c for c in own if c not in out)
+    own |= zip(summed, sorted(own[c] for c in summed), strict=True)
     return "".join(own.get(c, c) for c in text)
 
 

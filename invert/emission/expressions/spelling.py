@@ -19,7 +19,7 @@ from jax import lax
 
 from invert._errors import EmissionError
 from invert._private.jax import is_on_shards, mesh_of_now
-from invert.emission.expressions import indexing, literals, products
+from invert.emission.expressions import helpers, indexing, literals, products
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, infix, method, number
@@ -281,6 +281,19 @@ def _bits(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     yield call("jax.random.bits", args[0], shape, syntax.name(f"jnp.uint{width}"))
 
 
+def _scatter_nd(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
+    """`scatter_nd(lax.scatter_add, x, indices, updates)`, for indices in one array."""
+    yield helpers.calling(
+        helpers.scatter_nd,
+        syntax.name(f"lax.{_RENAMED.get(eqn.primitive.name, eqn.primitive.name)}"),
+        *args[:3],
+    )
+
+
+# Scatters whose `lax` function has another name.
+_SCATTERS = {f"scatter-{kind}": f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max")}
+# Primitives whose `lax` function has another name.
+_RENAMED = {**_SCATTERS, "add_any": "add_any"}
 _BITWISE = {"and": "&", "or": "|", "xor": "^"}
 
 ROWS: dict[str, tuple[Row, ...]] = {
@@ -337,6 +350,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "dynamic_slice": (indexing.dynamic_slice,),
     "dynamic_update_slice": (indexing.dynamic_update_slice,),
     "gather": (indexing.gather,),
+    **dict.fromkeys(("scatter", *_SCATTERS), (_scatter_nd,)),
     "conv_general_dilated": (indexing.convolution,),
     "reduce_window_max": (indexing.pooling("max", "-jnp.inf"),),
     "reduce_window_min": (indexing.pooling("min", "jnp.inf"),),
@@ -490,13 +504,6 @@ _UNSET = {"accuracy", "out_dtype", "sharding", "out_sharding"}
 def _nondefault(eqn: Eqn) -> Params:
     """The parameters that differ from their defaults."""
     return {k: v for k, v in eqn.params.items() if not (k in _UNSET and v is None)}
-
-
-# Primitives whose `lax` function has another name.
-_RENAMED = {
-    "scatter-add": "scatter_add", "scatter-sub": "scatter_sub", "scatter-mul": "scatter_mul",
-    "scatter-min": "scatter_min", "scatter-max": "scatter_max", "add_any": "add_any",
-}  # fmt: skip
 
 
 def _of_lax(eqn: Eqn, args: Sequence[ast.expr]) -> Expressions:

@@ -261,6 +261,8 @@ class _Family:
         lacking = frozenset(own.keys() - others.keys())
         if any(own.get(n) != k for n, k in others.items()) or len(own) == len(lacking):
             return False
+        if [n for n in own if n in others] != list(others):  # a class has them in one order
+            return False
         absent = optional_arguments.lacking(self.first, draft)
         places = {optional_arguments.place(self.first, n) for n in absent}
         kept = [a for i, a in enumerate(arrays) if a[0] not in lacking and i not in places]

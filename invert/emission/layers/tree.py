@@ -256,6 +256,7 @@ def tree_of(
         building.program, building.called = number, program
         building.build(root, building.tree.root, ())
     _rearrange(building.tree.root, paths, {v: i for i, v in enumerate(paths)})
+    _align(building.tree.root)
     places = {v: path for path, v in building.tree.root.leaves()}
     for root in roots.values():
         locate(root, building.at, places)
@@ -272,10 +273,6 @@ def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]
         if isinstance(value, Node):
             _rearrange(value, paths, numbers)
     if node.listed:
-        first, *others = node.nodes
-        for other in others:
-            if other.fields.keys() == first.fields.keys():  # they may share a class
-                other.fields = {name: other.fields[name] for name in first.fields}
         return
     places: dict[str, int] = {}
     known: list[tuple[int, Path]] = []
@@ -292,6 +289,14 @@ def _rearrange(node: Node, paths: Mapping[Var, Path], numbers: Mapping[Var, int]
     if not _are_sorted([path for _, path in sorted(known)]):
         ordered = sorted(node.fields, key=lambda name: places.get(name, -1))
         node.fields = {name: node.fields[name] for name in ordered}
+
+
+def _align(root: Node) -> None:
+    """Put fields of the same names in one order, that of the first module: it may be one class."""
+    first: dict[Set[str], Node] = {}
+    for node in root.walk():
+        order = first.setdefault(frozenset(node.fields), node).fields
+        node.fields = {name: node.fields[name] for name in order}
 
 
 class _Building:

@@ -365,8 +365,9 @@ def _bounds(part: slice, size: Int) -> tuple[Int, Int, int, Int]:
         picked = range(*part.indices(size))
         if not picked:
             return 0, 0, picked.step, 0
-        ends = picked[0], picked[-1]
-        return min(ends), max(ends) + 1, picked.step, len(picked)
+        if picked.step > 0:
+            return picked.start, picked.stop, picked.step, len(picked)
+        return picked[-1], picked[0] + 1, picked.step, len(picked)
     return _open_bounds(part, size)
 
 
