@@ -21,6 +21,7 @@ from invert.emission.layers.cut import (
     calls,
     common_prefix,
     cut,
+    holds_part,
     layers_in,
     plain_name,
 )
@@ -56,7 +57,7 @@ def find(
     for i, step in enumerate(layer.steps):
         if isinstance(step, LayerCall):
             again.setdefault(step.layer.same or step.layer, []).append(step)
-        elif step.primitive.name == "scan" and not any(calls([step])):
+        elif step.primitive.name == "scan" and not holds_part(step) and not any(calls([step])):
             parts = _owned(layer, step, held)
             layer.steps[i] = _with_cell(layer, step, parts, parameters, units) or step
     for own in again.values():
