@@ -61,6 +61,9 @@ def find(
             parts = _owned(layer, step, held)
             layer.steps[i] = _with_cell(layer, step, parts, parameters, units) or step
     for own in again.values():
+        if any(c.layer.same for c in own) and not any(layers_in(c.layer) for c in own):
+            for call in own:
+                _cut(call.layer, jaxpr, parameters, units)
         if len(own) > 1 and not own[0].layer.listed:
             _name_states(own, jaxpr)
 

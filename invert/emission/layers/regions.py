@@ -277,7 +277,7 @@ class _Regions:
             for e in self.eqns
             if e.primitive.name in _MIXING
             for a in e.invars
-            if is_var(a) and self.derived.get(a) == path
+            if is_var(a) and _under(self.derived.get(a, ()), path)
         )
         return any(n > 1 for n in counts.values())
 
