@@ -356,7 +356,9 @@ class _Variant:
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self.parameters.starts(jaxprs.values(), self.stacks)
         held = {k: v for r in self.recovered.values() for k, v in r.entry.attributes.items()}
-        tree = layer_tree.tree_of(roots, self.paths, title, self.bodies, counted=starts.keras, attributes=held)
+        tree = layer_tree.tree_of(
+            roots, self.paths, title, self.bodies, counted=starts.keras, attributes=held
+        )
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
         given = {n: jaxprs[n].invars[r.held_count :] for n, r in self.recovered.items()}
@@ -505,10 +507,11 @@ class _Variant:
         for body in self.bodies:
             program, own = body.program, body.parameters
             body.root = self._layer(program, own, (), file, alone=False, around=False)
-        if self.bodies:
-            loops = {body: body.closed(body.root.steps) for body in self.bodies}
-            eqns = [loops.get(e.params.get(cut.BODY), e) for e in cut_by.eqns]
-            cut_by = cut_by.replace(eqns=eqns)
+        eqns = [
+            e if (body := e.params.get(cut.BODY)) is None else body.closed(body.root.steps)
+            for e in cut_by.eqns
+        ]
+        cut_by = cut_by.replace(eqns=eqns)
         for part in parts:
             part.layer = self._layer(part.body, part.parameters, (), file, alone=True)
             part.layer.path = part.path

@@ -72,9 +72,7 @@ def _loop_variables(
                 yield target.id, owners
 
 
-def _classes(
-    value: ast.expr, held: Mapping[str, set[str]], of: Mapping[str, set[str]]
-) -> set[str]:
+def _classes(value: ast.expr, held: Mapping[str, set[str]], of: Mapping[str, set[str]]) -> set[str]:
     """The classes that a module may be of: `self.norm`, `self.blocks[0]` or a loop's variable."""
     if isinstance(value, ast.Subscript):
         value = value.value

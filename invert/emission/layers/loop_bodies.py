@@ -140,8 +140,8 @@ def connect(
 
     def visit(layer: Layer, left: Set[LoopBody]) -> None:
         for i, step in enumerate(layer.steps):
-            body = step.params.get(BODY)
-            if body in left:
+            body: LoopBody | None = step.params.get(BODY)
+            if body is not None and body in left:
                 body.home = layer
                 layer.steps[i] = body.closed(looped(body.root.steps))
         for inner in layers_in(layer):
