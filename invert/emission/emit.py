@@ -423,7 +423,7 @@ class _Variant:
                 if not classes.weaken(namespace):
                     break
         texts = [(source, namespace)]
-        changed = equal_methods.rewrite(file.definitions)
+        changed = equal_methods.rewrite(file.definitions, cls)
         changed |= repeated_steps.rewrite(file.definitions)
         changed |= empty_classes.rewrite(file.definitions, cls)
         changed |= lookups.rewrite(file.definitions)

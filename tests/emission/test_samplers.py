@@ -151,7 +151,7 @@ def test_the_body_of_a_loop_calls_the_blocks_of_the_model(
     want = np.asarray(jax.jit(run)(params, ids))
     invert.save(module, tmp_path)
     found = in_another_process(tmp_path, {"ids": ids})
-    np.testing.assert_array_equal(found["ids"], want)
+    np.testing.assert_array_equal(found["ids_out"], want)
     both = jax.vmap(module.model)(jnp.stack([ids, ids[::-1]]))
     np.testing.assert_allclose(both[0], want, rtol=1e-5, atol=1e-5)
 

@@ -15,8 +15,13 @@ from invert.emission.python.syntax import field_of
 _CALL = "__call__"
 
 
-def rewrite(definitions: list[ast.stmt]) -> bool:
-    """Remove such methods, from the innermost classes outwards; tell whether there were any."""
+def rewrite(definitions: list[ast.stmt], model: str) -> bool:
+    """Remove such methods, from the innermost classes outwards; tell whether there were any.
+
+    **Arguments:**
+
+    - `model`: the name of the outermost class, whose methods all stay.
+    """
     classes = [d for d in definitions if isinstance(d, ast.ClassDef)]
     held = {d.name: _held(d) for d in classes}
     mixed = {c for fields in held.values() for own in fields.values() if len(own) > 1 for c in own}
@@ -25,7 +30,7 @@ def rewrite(definitions: list[ast.stmt]) -> bool:
         _rewrite_calls(cls, held[cls.name], gone)
         methods = {m.name: m for m in cls.body if isinstance(m, ast.FunctionDef)}
         call = methods.get(_CALL)
-        if call is None or cls.name in mixed:
+        if call is None or cls.name == model or cls.name in mixed:
             continue
         equal = {n for n, m in methods.items() if n != _CALL and _is_same(call, m)}
         if equal:
