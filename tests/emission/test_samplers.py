@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import haiku as hk
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -182,6 +181,8 @@ def test_gradients_of_a_model_in_a_loop_are_those_of_the_program() -> None:
 
 
 def test_modules_of_a_library_are_called_in_a_loop() -> None:
+    hk = pytest.importorskip("haiku")
+
     class Block(hk.Module):
         def __call__(self, x: Any) -> Any:
             y = hk.LayerNorm(-1, True, True, name="norm")(x)

@@ -20,8 +20,8 @@ from invert.ir.jaxprs import names_in
 from invert.ir.loops import ScanParts, WhileParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-# The scopes in which JAX lowers the bodies of loops.
-_SCOPES = frozenset(("while", "body", "closed_call"))
+# The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
+_SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 _LOOPS = frozenset(("while", "scan"))
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 
