@@ -30,7 +30,7 @@ from invert.emission.file import (
     headed,
     module_text,
 )
-from invert.emission.functions import empty_classes, lookups, repeated_steps, unused
+from invert.emission.functions import empty_classes, equal_methods, lookups, repeated_steps, unused
 from invert.emission.layers import (
     blocks,
     cells,
@@ -38,6 +38,7 @@ from invert.emission.layers import (
     cut,
     field_names,
     lists,
+    loop_bodies,
     regions,
     scans,
     stack,
@@ -176,7 +177,8 @@ def _emit(
             reasons = [f"written as {form}: {failures[0]}"] if failures else []
             messages = (*notes, *reasons, *emission.messages)
             return _described(dataclasses.replace(emission, messages=messages), recovered, title)
-        parted, stacked = bool(variant.parts), stacked or bool(variant.stacks)
+        parted = bool(variant.parts)
+        stacked = stacked or bool(variant.stacks or variant.bodies)
     raise EmissionError("no text traces to the program: " + "; ".join(dict.fromkeys(failures)))
 
 
@@ -247,7 +249,8 @@ class _Form:
     - `outlined`: whether parts that are computed several times are written once.
     - `plain`: as for `Writer`.
     - `every_size`: as `every` for `give_sizes`.
-    - `stacks`: whether the steps of loops over stacked parameters are layers.
+    - `stacks`: whether the steps of loops over stacked parameters are layers, and whether bodies of
+        loops call layers of the program around them.
     """
 
     styles: Set[str]
@@ -272,6 +275,7 @@ class _Variant:
         self.styles = form.styles
         self.parts: list[copies.Part] = []
         self.stacks: list[scans.Stack] = []
+        self.bodies: list[loop_bodies.LoopBody] = []
         self.weights = Weights()
         # The variables of the rows of stacked parameters.
         self.row_of: dict[Var, Var] = {}
@@ -298,12 +302,13 @@ class _Variant:
         prover = Prover(settings, program.dimensions)
         file = File(program, prover, plain=self.form.plain)
         roots = {name: self._cut(name, p.jaxpr, file) for name, p in programs.items()}
-        whole = [*roots.values(), *(stack.root for stack in self.stacks)]
+        inside = [body.root for body in self.bodies]
+        whole = [*roots.values(), *inside, *(stack.root for stack in self.stacks)]
         if self.form.lists and len(roots) == 1:
             for root in (*whole, *(p.root for p in self.parts)):
                 blocks.group(root, self.paths, self._own_name(roots))
         if len(roots) == 1:
-            for root in roots.values():
+            for root in (*roots.values(), *inside):
                 field_names.shorten(root, self._own_name(roots), self.paths)
         for root in whole:
             copies.call(root)
@@ -329,6 +334,8 @@ class _Variant:
                 cells.find(root, program.jaxpr, self.paths, self.held, units)
             if self.form.lists and not self.held:
                 found.unroll(root)
+        for root in roots.values():
+            loop_bodies.connect(root, self.bodies, found.looped)
         return programs, file, roots, found
 
     def _own_name(self, roots: Mapping[str, cut.Layer]) -> str:
@@ -349,7 +356,9 @@ class _Variant:
         jaxprs = {name: p.jaxpr for name, p in programs.items()}
         starts = self.parameters.starts(jaxprs.values(), self.stacks)
         held = {k: v for r in self.recovered.values() for k, v in r.entry.attributes.items()}
-        tree = layer_tree.tree_of(roots, self.paths, title, counted=starts.keras, attributes=held)
+        tree = layer_tree.tree_of(
+            roots, self.paths, title, self.bodies, counted=starts.keras, attributes=held
+        )
         classes = Classes(file, tree, jaxprs, self.paths, self.held, found, starts)
         classes.on_layer = self._tell
         given = {n: jaxprs[n].invars[r.held_count :] for n, r in self.recovered.items()}
@@ -414,7 +423,8 @@ class _Variant:
                 if not classes.weaken(namespace):
                     break
         texts = [(source, namespace)]
-        changed = repeated_steps.rewrite(file.definitions)
+        changed = equal_methods.rewrite(file.definitions, cls)
+        changed |= repeated_steps.rewrite(file.definitions)
         changed |= empty_classes.rewrite(file.definitions, cls)
         changed |= lookups.rewrite(file.definitions)
         if unused.remove(file.definitions) or changed:
@@ -465,6 +475,16 @@ class _Variant:
         return Emission(source, model, namespace, leaves, tuple(self.messages), laid, certificates)
 
     def _cut(self, method: str, jaxpr: Jaxpr, file: File) -> cut.Layer:
+        paths, stacks, messages = dict(self.paths), len(self.stacks), len(self.messages)
+        root = self._cut_with(method, jaxpr, file, bodies=self.form.layers and self.form.stacks)
+        if loop_bodies.differ(root, self.bodies):
+            self.paths |= paths
+            del self.stacks[stacks:], self.messages[messages:]
+            root = self._cut_with(method, jaxpr, file, bodies=False)
+        return root
+
+    def _cut_with(self, method: str, jaxpr: Jaxpr, file: File, *, bodies: bool) -> cut.Layer:
+        """The layers of a program; `bodies`: whether those of loops call them."""
         recovered = self.recovered[method]
         count = len(recovered.constants)
         own = jaxpr.invars[: recovered.held_count]
@@ -474,12 +494,24 @@ class _Variant:
         cut_by = jaxpr if self.form.layers else unscoped
         named = {v: self.paths[v] for v in own}
         parts: list[copies.Part] = []
+        free = {v: path for v, path in named.items() if v not in self.held}
+        self.bodies = loop_bodies.find(cut_by, free) if bodies and alone else []
+        loops = {body.loop: body.closed(()) for body in self.bodies}
+        cut_by = cut_by.replace(eqns=[loops.get(e, e) for e in cut_by.eqns])
         if self.form.outlined and alone:
-            free = {v: path for v, path in named.items() if v not in self.held}
             cut_by, parts = copies.outlined(cut_by, free)
             self.parts = parts
-        every = [e for program in (cut_by, *(p.body for p in parts)) for e in program.eqns]
+        programs = (cut_by, *(p.body for p in parts), *(body.program for body in self.bodies))
+        every = [e for program in programs for e in program.eqns]
         self.paths |= cut.named_by_scope(every, named)
+        for body in self.bodies:
+            program, own = body.program, body.parameters
+            body.root = self._layer(program, own, (), file, alone=False, around=False)
+        eqns = [
+            e if (body := e.params.get(cut.BODY)) is None else body.closed(body.root.steps)
+            for e in cut_by.eqns
+        ]
+        cut_by = cut_by.replace(eqns=eqns)
         for part in parts:
             part.layer = self._layer(part.body, part.parameters, (), file, alone=True)
             part.layer.path = part.path
@@ -495,6 +527,7 @@ class _Variant:
         file: File,
         *,
         alone: bool,
+        around: bool = True,
     ) -> cut.Layer:
         """The layer of a program, with the layers inside it."""
         paths = {v: self.paths[v] for v in parameters}
@@ -508,7 +541,7 @@ class _Variant:
             jaxpr, paths = hoisted(jaxpr, paths)
             self.paths |= paths
             jaxpr = separated(jaxpr)
-        layer = cut.cut(jaxpr, paths, self.messages, assigned, alone=alone)
+        layer = cut.cut(jaxpr, paths, self.messages, assigned, alone=alone, around=around)
         scans.connect(layer, stacks)
         return layer
 
@@ -616,7 +649,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))
             return id(eqn)  # a number in an array is cheap, and more readable at its use
-        path = names_of(eqn)
+        path = loop_bodies.names_outside(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = with_common_scopes(traced_form.merged(strong, within=within), masks)

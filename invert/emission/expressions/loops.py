@@ -14,7 +14,7 @@ from invert.emission.layers.cut import Layer
 from invert.emission.layers.lists import Loop, Unrolled
 from invert.emission.python import syntax
 from invert.emission.python.naming import singular, snake
-from invert.emission.python.nouns import PLAIN
+from invert.emission.python.nouns import PLAIN, STREAM
 from invert.ir.types import Var
 
 # Makes the call of a layer, given by an expression, on its inputs.
@@ -75,11 +75,14 @@ def over_list(
 
 
 def over_parts(body: Body, eqn: Unrolled, function: ast.expr, applied: Apply) -> Placed:
-    """`for i in range(6): h = self.cell(h, x[:, i])`, or the same over the parts of a split."""
+    """`for i in range(6): h = self.cell(h, x[:, i])`, or the same over the parts of a split.
+
+    `for _ in range(6): x = self.layer(x)` if there are no parts.
+    """
     token, target = syntax.new_token(), body.token(eqn.outvars[0])
     element: ast.expr = ast.Name(token, ast.Load())
-    whole = body.settled(eqn.invars[eqn.element])
-    if eqn.split is None:
+    whole = element if eqn.element is None else body.settled(eqn.invars[eqn.element])
+    if eqn.split is None and eqn.element is not None:
         every: list[ast.expr] = [ast.Slice() for _ in range(eqn.axis)]
         element = syntax.item(whole, syntax.tuple_of([*every, element]) if every else element)
     for form in eqn.forms if eqn.split is not None else ():
@@ -101,7 +104,8 @@ def over_parts(body: Body, eqn: Unrolled, function: ast.expr, applied: Apply) ->
         atom = eqn.split.invars[0]
         if isinstance(atom, Var):
             parts = syntax.substitute(parts, {body.token(atom): whole})
-    hint = "i" if eqn.split is None else "x_t"
+    hint = "" if eqn.element is None else "i" if eqn.split is None else "x_t"
     repeat = Repeat(parts, token, hint, applied(function, eqn.layer, args))
     start = body.operand(eqn.invars[eqn.carried])
-    return Placed(start, False, hints=["h"], flows="blank", repeat=repeat)
+    passed = STREAM if eqn.element is None else "h"
+    return Placed(start, False, hints=[passed], flows="blank", repeat=repeat)

@@ -188,7 +188,7 @@ class _Renderer:
 
     def _repeat(self, repeat: Repeat, target: ast.expr) -> None:
         elements = [(repeat.element, repeat.hint), *repeat.beside]
-        names = {token: self.names.new(hint) for token, hint in elements}
+        names = {token: self.names.new(hint) if hint else "_" for token, hint in elements}
         given = {**self.given, **names}
         own = [t for t in repeat.outs if t is not None and t not in given]
         given |= {t: self.names.new(PLAIN) for t in own}

@@ -21,6 +21,7 @@ from invert.emission.layers.cut import (
     calls,
     common_prefix,
     cut,
+    holds_part,
     layers_in,
     plain_name,
 )
@@ -56,10 +57,13 @@ def find(
     for i, step in enumerate(layer.steps):
         if isinstance(step, LayerCall):
             again.setdefault(step.layer.same or step.layer, []).append(step)
-        elif step.primitive.name == "scan" and not any(calls([step])):
+        elif step.primitive.name == "scan" and not holds_part(step) and not any(calls([step])):
             parts = _owned(layer, step, held)
             layer.steps[i] = _with_cell(layer, step, parts, parameters, units) or step
     for own in again.values():
+        if any(c.layer.same for c in own) and not any(layers_in(c.layer) for c in own):
+            for call in own:
+                _cut(call.layer, jaxpr, parameters, units)
         if len(own) > 1 and not own[0].layer.listed:
             _name_states(own, jaxpr)
 

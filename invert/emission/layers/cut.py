@@ -12,8 +12,8 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeAlias, TypeVar
 
 from jax import lax
 from jax.extend.core import Primitive
@@ -101,6 +101,8 @@ PART = Primitive("part")
 PART.multiple_results = True
 # The parameter of a loop that calls a block, see `scans`, with what it says in the program.
 WHOLE = "whole"
+# That of a loop whose body calls layers of the program, see `loop_bodies`, with its body.
+BODY = "body"
 _REPEATING = frozenset(("scan", kinds.CHECKPOINT))
 
 
@@ -113,6 +115,7 @@ class LayerCall(Eqn):
     outvars: list[Var]
     primitive: Primitive = _LAYER
     params: Params = dataclasses.field(default_factory=dict)
+    effects: Set[Any] = frozenset()
 
 
 def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
@@ -120,14 +123,21 @@ def calls(steps: Iterable[Eqn]) -> Iterator[LayerCall]:
     for step in steps:
         if isinstance(step, LayerCall):
             yield step
-        elif step.primitive.name in _REPEATING:
+        elif _repeats(step):
             yield from calls(open_jaxpr(step.params["jaxpr"]).eqns)
+
+
+def _repeats(eqn: Eqn) -> bool:
+    """Return whether an equation may repeat steps of the program around it."""
+    if BODY in eqn.params:
+        return False  # they are a program of their own
+    return eqn.primitive.name in _REPEATING
 
 
 def holds_part(eqn: Eqn) -> bool:
     """Return whether an equation stands for a part of the program, or repeats one."""
-    if eqn.primitive.name not in _REPEATING:
-        return eqn.primitive is PART
+    if BODY in eqn.params or not _repeats(eqn):
+        return BODY in eqn.params or eqn.primitive is PART
     return any(map(holds_part, open_jaxpr(eqn.params["jaxpr"]).eqns))
 
 
@@ -162,6 +172,7 @@ def cut(
     assigned: Sequence[Var] = (),
     *,
     alone: bool = True,
+    around: bool = True,
 ) -> Layer:
     """The program as a tree of layers.
 
@@ -172,6 +183,7 @@ def cut(
     - `assigned`: variables of the parameters whose new values are the last results.
     - `alone`: whether a program that consists of one layer may be that layer; no other program may
         then use the layer.
+    - `around`: whether a scope of most equations may be around the others too.
     """
     eqns = list(jaxpr.eqns)
     count = len(jaxpr.outvars) - len(assigned)
@@ -181,7 +193,7 @@ def cut(
     producers: dict[Atom, int] = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
     arguments = {v for v in jaxpr.invars if v not in parameters}
     results = {v for v in outputs if is_var(v)}
-    _place_floating(eqns, scopes, users, producers, arguments, results)
+    _place_floating(eqns, scopes, users, producers, arguments, results, around=around)
     owners = {
         v: _owner(path, [scopes[i] for i in users[v]])
         for v, path in parameters.items()
@@ -286,6 +298,8 @@ def _place_floating(
     producers: Mapping[Atom, int],
     arguments: set[Var],
     results: Collection[Atom],
+    *,
+    around: bool,
 ) -> None:
     """Place equations without a scope, and constants.
 
@@ -296,7 +310,7 @@ def _place_floating(
     placed = [holds_part(eqn) for eqn in eqns]
     scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
     # A scope around everything is the model; some scopes are those of single layers.
-    base = common_prefix(scoped) if 2 * len(scoped) >= len(scopes) else ()
+    base = common_prefix(scoped) if around and 2 * len(scoped) >= len(scopes) else ()
     floating = [not scope and not known for scope, known in zip(scopes, placed, strict=True)]
     constant = [False] * len(eqns)
     ahead: list[Path | None] = [None] * len(eqns)
@@ -316,15 +330,15 @@ def _place_floating(
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
-        around: list[Path] = []
+        beside: list[Path] = []
         for v in eqns[i].outvars:
-            around += [scopes[j] for j in users.get(v, ())]
+            beside += [scopes[j] for j in users.get(v, ())]
             if v in results:
-                around.append(base)
+                beside.append(base)
         before = [scope for scope in (ahead[i],) if scope is not None]
-        given = i in rows or not around
+        given = i in rows or not beside
         own = [scopes[i]] if constant[i] and scopes[i] and given else []
-        scopes[i] = common_prefix([*around, *before, *own])
+        scopes[i] = common_prefix([*beside, *before, *own])
 
 
 def _rows(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:

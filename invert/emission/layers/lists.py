@@ -80,7 +80,7 @@ class Loop(LayerCall):
 
 @dataclasses.dataclass(eq=False)
 class Unrolled(LayerCall):
-    """Successive calls of one layer on the parts of an array.
+    """Successive calls of one layer, each on the result of the one before, and parts of an array.
 
     `layer` is that of the first call; the operands are its inputs, with the whole array instead of
     its part.
@@ -88,7 +88,7 @@ class Unrolled(LayerCall):
     **Arguments:**
 
     - `carried`, `element`: the positions, among the inputs, of the value passed from call to call
-        and of the part.
+        and of the part; `element` is `None` if there is no array.
     - `split`: the equation that makes the parts; `forms` reshape the first one.
     - `axis`: the axis along which the parts are single rows, if there is no split; `count` is
         their number.
@@ -99,7 +99,7 @@ class Unrolled(LayerCall):
     axis: int = 0
     count: int = 0
     carried: int = 0
-    element: int = 0
+    element: int | None = None
 
 
 @dataclasses.dataclass
@@ -138,7 +138,7 @@ class Lists:
         return {v for v in call.outvars if loop is not None and v is loop.invars[loop.stream]}
 
     def unroll(self, layer: Layer) -> None:
-        """Find calls of a layer on all parts of an array, in a layer and the layers inside it."""
+        """Find calls of a layer on its own results, in a layer and the layers inside it."""
         again: dict[Layer, list[LayerCall]] = {}
         for inner in layers_in(layer):
             self.unroll(inner)
@@ -157,18 +157,22 @@ class Lists:
         if any(len(c.outvars) != 1 or len(c.invars) != len(first.invars) for c in calls):
             return
         carried, others = _passed_on(calls)
-        if not len(carried) == len(others) == 1:
+        if len(carried) != 1 or len(others) > 1:
             return
-        (state, _), (element,), last = carried[0], others, calls[-1].outvars[0]
+        state, last = carried[0][0], calls[-1].outvars[0]
+        if not others:
+            if not self._are_used(layer, {*calls}, last):
+                self.loops[first] = Unrolled(
+                    first.layer, list(first.invars), [last], count=len(calls), carried=state
+                )
+                self.covered |= {*calls}
+            return
+        (element,) = others
         parts = _parts([c.invars[element] for c in calls], makers)
         if parts is None or len({tuple(map(_form, forms)) for forms in parts.forms}) > 1:
             return
         inside = {*calls, *parts.steps}
-        made = {v for e in inside for v in e.outvars} - {last}
-        outside = [s for s in layer.steps if s not in inside]
-        if any(a in made for s in outside for a in s.invars if is_var(a)):
-            return
-        if any(a in made for a in layer.outputs if is_var(a)):
+        if self._are_used(layer, inside, last):
             return
         invars = list(first.invars)
         invars[element] = parts.whole
@@ -177,6 +181,13 @@ class Lists:
             axis=parts.axis, count=len(calls), carried=state, element=element,
         )  # fmt: skip
         self.covered |= inside
+
+    @staticmethod
+    def _are_used(layer: Layer, inside: Set[Eqn], last: Var) -> bool:
+        """Return whether steps have results, besides the last one, that others use."""
+        made = {v for e in inside for v in e.outvars} - {last}
+        atoms = [a for s in layer.steps if s not in inside for a in s.invars]
+        return any(a in made for a in (*atoms, *layer.outputs) if is_var(a))
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Find the lists in a layer and in the layers inside it."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of, with_names
-from invert.emission.layers.cut import PART, Path, common_prefix
+from invert.emission.layers.cut import PART, Path, common_prefix, holds_part
 from invert.emission.layers.links import users_of
 from invert.ir import kinds
 from invert.ir.graph import is_var
@@ -138,7 +138,8 @@ class _Regions:
     def _free(self, i: int, region: Collection[int], path: Path) -> bool:
         """Return whether an equation may join a region: it does not belong to another layer."""
         mine = all(_under(o, path) for o in self.owners[i])
-        if not self.owners[i] and self.eqns[i].primitive.name in _MIXING:
+        mixes = self.eqns[i].primitive.name in _MIXING or holds_part(self.eqns[i])
+        if not self.owners[i] and mixes:
             return False
         return i not in region and mine and not self.constant[i] and not self.places[i]
 
@@ -276,7 +277,7 @@ class _Regions:
             for e in self.eqns
             if e.primitive.name in _MIXING
             for a in e.invars
-            if is_var(a) and self.derived.get(a) == path
+            if is_var(a) and _under(self.derived.get(a, ()), path)
         )
         return any(n > 1 for n in counts.values())
 

@@ -17,6 +17,7 @@ from invert._private.jax import close_like, open_jaxpr, renamed, with_names
 from invert.emission.layers import cells
 from invert.emission.layers.copies import Part
 from invert.emission.layers.cut import (
+    BODY,
     COLLECTIONS,
     PART,
     WHOLE,
@@ -104,13 +105,13 @@ def _outlined(
     if not rows or body.constvars:
         return None
     own = {w: v for v, w in rows.items()}
-    body = _copied(body, {v: own[a] for v, a in zip(xs, parts.xs, strict=True) if a in own})
+    body = copied(body, {v: own[a] for v, a in zip(xs, parts.xs, strict=True) if a in own})
     consts, carry, xs = parts.split(body.invars)
     inner, order = body, [*carry, *xs, *consts]
     if (whole := checkpoint_of(body)) is not None:
         inner = open_jaxpr(whole.params["jaxpr"])
         pairs = [*zip(inner.invars, whole.invars, strict=True)]
-        inner = _copied(inner, {v: a for v, a in pairs if isinstance(a, Var) and a in rows})
+        inner = copied(inner, {v: a for v, a in pairs if isinstance(a, Var) and a in rows})
         order = [
             v for a in order for v, b in zip(inner.invars, whole.invars, strict=True) if a is b
         ]
@@ -146,7 +147,7 @@ def _is_block(region: Sequence[Eqn], rows: Mapping[Var, Var]) -> bool:
     return matrices and any(kinds.computes(e) in _BLOCKS for e in region)
 
 
-def _copied(jaxpr: Jaxpr, names: Mapping[Var, Var]) -> Jaxpr:
+def copied(jaxpr: Jaxpr, names: Mapping[Var, Var]) -> Jaxpr:
     """A program on variables of its own, as equal loops may share theirs; `names` are given."""
     results = (v for e in jaxpr.eqns for v in e.outvars)
     new: dict[Var, Atom] = {v: Var(v.aval) for v in (*jaxpr.invars, *results)}
@@ -209,7 +210,7 @@ def _connected(step: Eqn, gone: Set[Var]) -> Eqn:
         stack = step.params["part"]
         own = isinstance(stack, Stack)
         return LayerCall(stack.root, invars, list(step.outvars)) if own else step
-    if not holds_part(step):
+    if not holds_part(step) or BODY in step.params:
         return step
     closed = step.params["jaxpr"]
     body = open_jaxpr(closed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -20,6 +21,7 @@ from invert.emission.layers.cut import (
     common_prefix,
     plain_name,
 )
+from invert.emission.layers.loop_bodies import LoopBody
 from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, item, singular, stem
 from invert.ir import kinds
@@ -27,6 +29,8 @@ from invert.ir.graph import Graph, is_var
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 Path = tuple[str, ...]
+# What loops call the methods of the layers in their bodies.
+STEP = "step"
 
 
 @final
@@ -233,6 +237,7 @@ def tree_of(
     roots: Mapping[str, Layer],
     paths: Mapping[Var, Path],
     name: str,
+    bodies: Sequence[LoopBody] = (),
     *,
     counted: bool = False,
     attributes: Mapping[str, str],
@@ -243,6 +248,7 @@ def tree_of(
 
     **Arguments:**
 
+    - `bodies`: those of loops, whose layers are beside the loops.
     - `counted`: whether names may have numbers that count through a whole process, as in Keras:
         fields are renumbered.
     - `attributes`: names of fields, by the names of layers.
@@ -253,8 +259,11 @@ def tree_of(
     building.counted = counted and len(roots) == 1
     building.attributes = attributes
     for number, (program, root) in enumerate(roots.items()):
-        building.program, building.called = number, program
+        building.begin(number, program)
         building.build(root, building.tree.root, ())
+    for number, body in enumerate(bodies, len(roots)):
+        building.begin(number, STEP)
+        building.build(body.root, building.nodes[body.home], building.at[body.home], method=False)
     _rearrange(building.tree.root, paths, {v: i for i, v in enumerate(paths)})
     _align(building.tree.root)
     places = {v: path for path, v in building.tree.root.leaves()}
@@ -310,12 +319,23 @@ class _Building:
         self.nodes: dict[Layer, Node] = {}
         self._placed: dict[Var, Path] = {}
         self._taken: set[tuple[int, Node]] = set()
+        # The number of items of each tuple that the program has.
+        self._items: collections.Counter[Node] = collections.Counter()
         # The layers of lists whose arrays are numbered through the list: `w0`, `w1`, ...
         self._numbered: set[Layer] = set()
 
-    def build(self, layer: Layer, node: Node, path: Path) -> None:
-        """Add the parameters and the inner layers of a layer to its node."""
-        node.layers.append(layer)
+    def begin(self, number: int, called: str) -> None:
+        """Go on to another program."""
+        self.program, self.called = number, called
+        self._items.clear()
+
+    def build(self, layer: Layer, node: Node, path: Path, *, method: bool = True) -> None:
+        """Add the parameters and the inner layers of a layer to its node.
+
+        `method`: whether the layer is a method of the node.
+        """
+        if method:
+            node.layers.append(layer)
         self.at[layer], self.nodes[layer] = path, node
         self.tree.programs[layer] = self.called
         self._taken.add((self.program, node))
@@ -421,9 +441,11 @@ class _Building:
             self._child(node, name, wanted) if wanted not in node.inner else node.inner[wanted]
         )
         items.listed, items.mixed = True, layer.mixed
-        child = Node(name, names=Names(METHODS), program=self.program)
-        number = str(len(items.fields))
-        items.fields[number] = child
+        number = str(self._items[items])
+        self._items[items] += 1
+        child = items.fields.get(number)
+        if not isinstance(child, Node):
+            child = items.fields[number] = Node(name, names=Names(METHODS), program=self.program)
         return (field, number), child
 
     def _child(self, node: Node, name: str, wanted: str) -> tuple[str, Node]:
