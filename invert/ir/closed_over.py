@@ -58,6 +58,11 @@ _BODIES = {
 
 def with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
     """Merge equal operands and constants of loops, branches and calls, outermost first."""
+    # Programs that are called several times, as functions that call others twice, are visited once.
+    known: dict[int, tuple[AnyJaxpr, AnyJaxpr]] = {}
+
+    def changed(jaxpr: Jaxpr) -> Jaxpr:
+        return with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
 
     def visit(eqn: Eqn) -> Eqn:
         if (names := _BODIES.get(eqn.primitive.name)) is None:
@@ -68,10 +73,13 @@ def with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
         return eqn if same else eqn.replace(params={**eqn.params, **params})
 
     def inside(program: AnyJaxpr) -> AnyJaxpr:
-        program = with_constants_once(program)
-        return close_like(program, with_each_operand_once(open_jaxpr(program)))
+        if id(program) not in known:
+            once = with_constants_once(program)
+            # The program is kept, so that no other has its number.
+            known[id(program)] = program, close_like(once, changed(open_jaxpr(once)))
+        return known[id(program)][1]
 
-    return with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
+    return changed(jaxpr)
 
 
 # Parameters of a `jit` that have an entry for each operand.

@@ -307,10 +307,10 @@ def test_heads_and_their_size_are_arguments() -> None:
     shapes = {"net__query__kernel": (10, 4, 6), "net__key__kernel": (10, 4, 6)}
     params = _arrays(**shapes, net__out__kernel=(4, 6, 10))
     emission = _emitted(run, params, ramp(2, 3, 10) / 9)
-    text = _class(emission, "Net")
+    text = _class(emission, "Attention")
     assert "def __init__(self, dim: int, *, heads: int, head_dim: int, key: PRNGKeyArray)" in text
     assert "head_dim**0.5" in text
-    net = _at(emission, "Net", 8, heads=2, head_dim=5)
+    net = _at(emission, "Attention", 8, heads=2, head_dim=5)
     assert net(ramp(2, 3, 8)).shape == (2, 3, 8)
 
 
