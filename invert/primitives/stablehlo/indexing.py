@@ -41,7 +41,7 @@ def gather(
 ) -> Value:
     """Slices of an array, as XLA cuts them out."""
     indices = index_vectors_last(indices, dims.index_vector_dim)
-    # JAX says both of one index, and of one for each row of a batch; only this one is not lowered.
+    # One index, or one for each row of a batch, is sorted and unique; JAX lowers only the former.
     batch = set(dims.start_indices_batching_dims)
     is_single = all(i in batch or n == 1 for i, n in enumerate(indices.shape[:-1]))
     return lax.gather(
