@@ -35,12 +35,12 @@ Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
-# A cast of floats to integers is one, too.
+# Casts of floats to integers round, too.
 _ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
 # What is left of a number: quotients and bits of integers, and remainders.
 _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
-# The kinds of conditions whose outcomes samples do not show.
+# Conditions that no sample can show to be met.
 _UNSEEN = frozenset(("lookup", "factor"))
 # Comparisons of numbers in 32 bits allow for larger factors.
 _CLOSE_TO_ONE = 1e-3
@@ -58,7 +58,7 @@ _LARGEST_SIZE = frozenset((np.iinfo(np.int32).max,))
 class Conditions:
     """The conditions that only one of two programs has.
 
-    A rounding counts as met where it changes a value visibly, and its result is not always zero; a
+    A rounding counts as met where it changes a value visibly and its result is not always zero; a
     quotient, remainder or part of the bits where it is neither zero nor the whole number. What
     samples do not show counts as not met: which numbers integers choose, and factors close to one,
     which may hide in roundings. A condition whose outcome no argument changes, such as that of a

@@ -71,10 +71,10 @@ _LARGE = 1 << 14
 
 
 def _held_outside(region: MarkedRegion) -> list[dict[Var, Value]]:
-    """The choices of constants that are arguments of the gradient, the likeliest first.
+    """Which constants to pass as arguments of the gradient, likeliest choice first.
 
-    A gradient of JAX reads the rows of a constant again that a `scan` goes through, as those of an
-    argument, but stores the rows of NumPy's arrays.
+    The derivative of a `scan` reads the rows of an argument or a JAX array again, but stores those
+    of a NumPy array.
     """
     large = {v: c for v, c in region.constants.items() if np.size(c) >= _LARGE}
     rows = {v: c for v, c in region.constants.items() if np.ndim(c) and v not in large}

@@ -47,8 +47,10 @@ ELEMENTWISE = (
 )
 # Jointly linear in all operands; zero operands may occur among linear ones.
 ADDITIVE = frozenset(("add", "add_any", "concatenate", "dynamic_update_slice", "pad", "sub"))
+# Sum up products of elements.
+CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general"))
 # Linear in each operand with the others fixed.
-PRODUCTS = frozenset(("conv_general_dilated", "dot_general", "mul"))
+PRODUCTS = CONTRACTIONS | {"mul"}
 # Linear in the first operand with the others, indices or a divisor, fixed.
 LINEAR = MOVES | frozenset(
     "convert_element_type copy cumsum div gather neg reduce_sum reduce_window_sum split".split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
@@ -17,6 +17,16 @@ from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
 # The name of `jnp.take` in a program; its second operand is the index.
 _TAKE = "_take"
+
+
+def has_single_index(shape: Sequence[DimSize], mapped: Container[int]) -> bool:
+    """Return whether indices of this shape hold one index, or one for each row of a batch.
+
+    **Arguments:**
+
+    - `mapped`: the axes of the batch.
+    """
+    return all(n == 1 for i, n in enumerate(shape[:-1]) if i not in mapped)
 
 
 def gathers_numbers(eqn: Eqn) -> bool:

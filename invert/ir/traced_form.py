@@ -63,7 +63,7 @@ from invert.ir.jaxprs import (
     with_inlined,
     without_empty,
 )
-from invert.ir.lookups import with_plain_lookups
+from invert.ir.lookups import has_single_index, with_plain_lookups
 from invert.ir.loops import ScanParts
 from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
@@ -551,8 +551,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     if eqn.params.get("unique_indices") and eqn.primitive.name == "gather":
         # The only index into an array is unique, and the parameter does not survive lowering.
         mapped = eqn.params["dimension_numbers"].start_indices_batching_dims
-        sizes = eqn.invars[1].aval.shape[:-1]
-        if math.prod(n for i, n in enumerate(sizes) if i not in mapped) == 1:
+        if has_single_index(eqn.invars[1].aval.shape, mapped):
             eqn = eqn.replace(params={**eqn.params, "unique_indices": False})
     fill = eqn.params.get("fill_value")
     if isinstance(fill, float) and fill != fill:

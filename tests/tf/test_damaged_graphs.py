@@ -61,8 +61,7 @@ def test_damaged_structure():
 
 
 def test_damaged_bytes():
-    for n in range(60):
-        _converted(*damaged_bytes(0, n))
+    assert sum(_converted(*damaged_bytes(0, n)) is None for n in range(60)) > 5
 
 
 @pytest.mark.slow

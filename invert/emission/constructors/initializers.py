@@ -50,7 +50,7 @@ class Made:
 
 
 class Initializers:
-    """The constructors of a file, written from the innermost class outwards, and their choices.
+    """The constructors of a file, from the innermost class outwards.
 
     **Arguments:**
 
@@ -74,7 +74,7 @@ class Initializers:
         self.written: dict[Class, Made] = {}
         # Arguments that the model does not have.
         self.as_numbers: set[str] = set()
-        # The classes that need their number of heads as it is: other arrays have it, or it is one.
+        # Classes with a fixed number of heads: it is one, or other arrays have it too.
         self.counted: set[Class] = set()
         # The classes whose arguments and results have no axis of heads.
         self.heads_apart: set[Class] = set()

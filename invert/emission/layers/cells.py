@@ -31,7 +31,6 @@ from invert.ir.graph import Graph, computed_from, is_var
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Returns groups of equations that are written as one.
 Units: TypeAlias = Callable[[Jaxpr], Iterable[Iterable[Eqn]]]
 
@@ -114,7 +113,7 @@ def _with_cell(
         return None
     graph = Graph(body)
     region = core(graph, inside)
-    if not any(kinds.computes(e) in _PRODUCTS for e in region):
+    if not any(kinds.computes(e) in kinds.CONTRACTIONS for e in region):
         return None
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, region, inside, len(parts.consts), len(parts.init))

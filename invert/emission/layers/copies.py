@@ -32,7 +32,7 @@ from invert.ir.order import reached
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Primitives that make a layer: products with parameters, and lookups.
-_LAYERS = frozenset(("dot_general", "conv_general_dilated", "gather", "jit", "scan"))
+_LAYERS = kinds.CONTRACTIONS | {"gather", "jit", "scan"}
 _NAME = "tower"
 
 

@@ -80,7 +80,7 @@ class Loop(LayerCall):
 
 @dataclasses.dataclass(eq=False)
 class Unrolled(LayerCall):
-    """Successive calls of one layer, each on the result of the one before, and parts of an array.
+    """Successive calls of one layer: each takes the result of the last, and maybe part of an array.
 
     `layer` is that of the first call; the operands are its inputs, with the whole array instead of
     its part.
@@ -184,7 +184,7 @@ class Lists:
 
     @staticmethod
     def _are_used(layer: Layer, inside: Set[Eqn], last: Var) -> bool:
-        """Return whether steps have results, besides the last one, that others use."""
+        """Return whether other steps use results of these, except the last one."""
         made = {v for e in inside for v in e.outvars} - {last}
         atoms = [a for s in layer.steps if s not in inside for a in s.invars]
         return any(a in made for a in (*atoms, *layer.outputs) if is_var(a))
@@ -598,7 +598,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(values: Sequence[Atom], makers: Mapping[Atom, Eqn]) -> _Parts | None:
-    """The array of which these values are all parts, or the first rows."""
+    """The array that these values are all parts, or the first rows, of."""
     found = [way for value in values if (way := _way(value, makers)) is not None]
     if len(found) < len(values):
         return None

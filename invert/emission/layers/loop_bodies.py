@@ -2,7 +2,7 @@
 
 Such a body is cut into layers as a program of its own, on the parameters of the whole. Its layers
 are those modules, with another method where they compute something else. The arrays of these layers
-are no operands of the loop any more.
+are not operands of the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from invert._private.jax import close_like, names_of, open_jaxpr, with_names
 from invert.emission.layers.cut import BODY, Layer, Path, layers_in
 from invert.emission.layers.scans import copied
+from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import names_in
 from invert.ir.loops import ScanParts, WhileParts
@@ -23,7 +24,6 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 # The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
 _SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 _LOOPS = frozenset(("while", "scan"))
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 
 
 @dataclasses.dataclass(eq=False)
@@ -114,7 +114,7 @@ def _body(loop: Eqn, own: Sequence[Var]) -> LoopBody | None:
     pairs = zip(body.invars, _consts(loop), strict=False)
     body = copied(body, {v: a for v, a in pairs if isinstance(a, Var) and a in mine})
     eqns = [with_names(e, names_outside(e)) for e in body.eqns]
-    if _PRODUCTS.isdisjoint(names_in(body)):
+    if kinds.CONTRACTIONS.isdisjoint(names_in(body)):
         return None
     return LoopBody(loop, body.replace(eqns=eqns), own)
 

@@ -50,7 +50,7 @@ def _numbered(path: Path) -> bool:
 
 # Products of arrays, as in an attention, and calls of other layers do not belong to a layer's input
 # or result.
-_MIXING = frozenset(("dot_general", "conv_general_dilated", PART.name))
+_MIXING = kinds.CONTRACTIONS | {PART.name}
 # What adds rows of a table.
 _SUMS = frozenset(("add", "add_any"))
 _READING = _SUMS | kinds.LAYOUT | {"slice", "convert_element_type"}

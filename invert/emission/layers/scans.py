@@ -39,7 +39,7 @@ _NAME = "block"
 # What Flax calls modules that it lifts, if their author does not: `ScanCheckpointBlock_0`.
 _LIFTED = re.compile(r"(?:Scan|Checkpoint|Remat)+([A-Z]\w*?)(_\d+)?")
 # Primitives that make a block: products, and programs and loops that may have some.
-_BLOCKS = frozenset(("dot_general", "conv_general_dilated", "gather", "scan", "jit"))
+_BLOCKS = kinds.CONTRACTIONS | {"gather", "scan", "jit"}
 
 
 @dataclasses.dataclass(eq=False)

@@ -13,6 +13,7 @@ from invert._errors import InvertError
 from invert._private.jax import trace_closed
 from invert._private.mlir import ir
 from invert.ir.jaxprs import split_constants
+from invert.ir.lookups import has_single_index
 from invert.ir.sizes import DimSize
 from invert.ir.types import JaxFunction, Jaxpr
 from invert.primitives.stablehlo.reduction import complex_extremum, scalar_computation, single_op
@@ -41,9 +42,8 @@ def gather(
 ) -> Value:
     """Slices of an array, as XLA cuts them out."""
     indices = index_vectors_last(indices, dims.index_vector_dim)
-    # One index, or one for each row of a batch, is sorted and unique; JAX lowers only the former.
-    batch = set(dims.start_indices_batching_dims)
-    is_single = all(i in batch or n == 1 for i, n in enumerate(indices.shape[:-1]))
+    # A single index is sorted and unique, but JAX lowers only the first of these flags.
+    is_single = has_single_index(indices.shape, dims.start_indices_batching_dims)
     return lax.gather(
         x,
         indices,
