@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -159,16 +160,43 @@ def test_states_used_later_do_not_form_a_loop() -> None:
     assert "for i in" not in _emitted(run, [w, u], x).source
 
 
-def test_reordered_parts_do_not_form_a_loop() -> None:
-    w, u, x = _arrays((4, 6), (6, 6), (2, 4, 4))
+# What the steps of a cell read, in place of the rows `x[:, 0]`, `x[:, 1]`, ... in this order.
+_OTHER_PARTS: dict[str, Callable[[Any], list[Any]]] = {
+    "reordered": lambda x: [x[:, i] for i in (0, 2, 1, 3)],
+    "from the second": lambda x: [x[:, i + 1] for i in range(4)],
+    "every second": lambda x: [x[:, 2 * i] for i in range(3)],
+    "of two arrays": lambda x: [*(x[:, i] for i in range(2)), *(jnp.sin(x)[:, i] for i in (2, 3))],
+    "split and reordered": lambda x: [p.squeeze(1) for p in reversed(jnp.split(x, 6, axis=1))],
+}
 
-    def run(w: Any, u: Any, x: Any) -> Any:
+
+@pytest.mark.parametrize("parts", _OTHER_PARTS)
+def test_other_parts_do_not_form_a_loop(parts: str) -> None:
+    w, u, b, out, x = _arrays((4, 6), (6, 6), (6,), (6, 3), (2, 6, 4))
+
+    def run(w: Any, u: Any, b: Any, out: Any, x: Any) -> Any:
         h = jnp.zeros((x.shape[0], 6))
-        for i in (0, 2, 1, 3):
-            h = jnp.tanh(x[:, i] @ w + h @ u)
-        return h
+        for part in _OTHER_PARTS[parts](x):
+            h = jnp.tanh(part @ w + h @ u + b)
+        return h @ out
 
-    assert "for i in" not in _emitted(run, [w, u], x).source
+    source = _emitted(run, [w, u, b, out], x).source
+    assert source.count("= self.cell(") > 2
+    assert not re.search(r"for (i|x_t) in", source)
+
+
+def test_parts_used_elsewhere_do_not_form_a_loop() -> None:
+    w, u, b, out, x = _arrays((4, 6), (6, 6), (6,), (6, 3), (2, 4, 4))
+
+    def run(w: Any, u: Any, b: Any, out: Any, x: Any) -> Any:
+        h, parts = jnp.zeros((x.shape[0], 6)), jnp.split(x, 4, axis=1)
+        for part in parts:
+            h = jnp.tanh(part.squeeze(1) @ w + h @ u + b)
+        return h @ out + jnp.exp(parts[2]).squeeze(1)[:, :3]
+
+    source = _emitted(run, [w, u, b, out], x).source
+    assert source.count("= self.cell(") > 2
+    assert not re.search(r"for (i|x_t) in", source)
 
 
 def test_loops_over_reversed_arrays_run_from_the_end() -> None:
