@@ -268,6 +268,12 @@ def broadcasts(eqn: Eqn) -> bool:
     return plain and eqn.params["sharding"] is None
 
 
+def composed_dimensions(first: Eqn, second: Eqn) -> tuple[int, ...]:
+    """The `broadcast_dimensions` of two broadcasts, the second of the first, as one."""
+    outer = second.params["broadcast_dimensions"]
+    return tuple(outer[d] for d in first.params["broadcast_dimensions"])
+
+
 def fills(eqn: Eqn) -> bool:
     """Return whether an equation fills an array with a number."""
     return broadcasts(eqn) and isinstance(eqn.invars[0], Literal)
@@ -364,10 +370,15 @@ def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:
     jaxpr = open_jaxpr(program)
     if not jaxpr.constvars:
         return {}
-    atoms = (*jaxpr.outvars, *(a for eqn in jaxpr.eqns for a in eqn.invars))
-    used = {a for a in atoms if not isinstance(a, Literal)}
+    read = variables_read(jaxpr)
     pairs = zip(jaxpr.constvars, consts_of(program), strict=True)
-    return as_literals({v: value for v, value in pairs if v in used})
+    return as_literals({v: value for v, value in pairs if v in read})
+
+
+def variables_read(jaxpr: Jaxpr) -> set[Var]:
+    """The variables that equations read or that are results."""
+    atoms = (*jaxpr.outvars, *(a for eqn in jaxpr.eqns for a in eqn.invars))
+    return {a for a in atoms if not isinstance(a, Literal)}
 
 
 def as_literals(constants: Mapping[Var, Value]) -> dict[Var, Atom] | None:
@@ -387,8 +398,7 @@ def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
     has replaced.
     """
     jaxpr = open_jaxpr(closed)
-    read = {a for eqn in jaxpr.eqns for a in eqn.invars if not isinstance(a, Literal)}
-    read.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    read = variables_read(jaxpr)
     pairs = zip(jaxpr.constvars, consts_of(closed), strict=True)
     held = {v: np.asarray(c) for v, c in pairs if v in read}
     jaxpr = jaxpr if len(held) == len(jaxpr.constvars) else jaxpr.replace(constvars=[*held])

@@ -86,24 +86,19 @@ class _Simplest:
         if jaxprs.broadcasts(eqn):
             x = eqn.invars[0]
             before = None if isinstance(x, Literal) else self._broadcasts.get(x)
-            made = eqn if before is None else _broadcast_once(before, eqn)
-            self._broadcasts[eqn.outvars[0]] = made
-            return None if made is eqn else ([made], made.outvars)
+            if before is not None:
+                # Batching a program broadcasts again what it fills, but fills an array of the
+                # batch in its derivative.
+                dimensions = jaxprs.composed_dimensions(before, eqn)
+                eqn = jaxprs.broadcast_in_place_of(
+                    eqn, before.invars[0], eqn.outvars[0], dimensions
+                )
+            self._broadcasts[eqn.outvars[0]] = eqn
+            return None if before is None else ([eqn], eqn.outvars)
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
         whole = _whole(eqn) or _undone(eqn, self._of_keys)
         return None if whole is None else ([], [whole])
-
-
-def _broadcast_once(first: Eqn, second: Eqn) -> Eqn:
-    """The broadcast of a broadcast, as one.
-
-    Batching a program broadcasts again what it fills, but fills an array of the batch in its
-    derivative.
-    """
-    outer = second.params["broadcast_dimensions"]
-    kept = [outer[d] for d in first.params["broadcast_dimensions"]]
-    return jaxprs.broadcast_in_place_of(second, first.invars[0], second.outvars[0], kept)
 
 
 def _whole(eqn: Eqn) -> Atom | None:

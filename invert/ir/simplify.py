@@ -2,9 +2,8 @@
 
 A matrix product of flattened rows becomes a product over the last axes, a transposed one that of
 the other two matrices, and a convolution of images of height one, as TensorFlow convolves
-sequences, one of sequences. An element of a vector of
-scalars, as TensorFlow packs indices, is the scalar. Duplicate carries and conditions of loops are
-merged.
+sequences, one of sequences. An element of a vector of scalars, as TensorFlow packs indices, is the
+scalar. Duplicate carries and conditions of loops are merged.
 """
 
 from __future__ import annotations

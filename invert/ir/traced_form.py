@@ -55,10 +55,12 @@ from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
     broadcast_in_place_of,
     canonicalize,
+    composed_dimensions,
     equations,
     is_wide,
     map_equations,
     map_jaxprs,
+    variables_read,
     with_equations,
     with_inlined,
     without_empty,
@@ -350,9 +352,7 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
                 passed.add(id(before))
                 continue
             if (dims := _dimensions(eqn, before)) is not None:
-                eqn = eqn.replace(
-                    invars=[x], params={**eqn.params, "broadcast_dimensions": tuple(dims)}
-                )
+                eqn = eqn.replace(invars=[x], params={**eqn.params, "broadcast_dimensions": dims})
                 eqn = _with_axes_as_such(eqn)
                 passed.add(id(before))
                 if x.aval.shape == eqn.outvars[0].aval.shape:
@@ -365,8 +365,8 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
     jaxpr = jaxpr.replace(
         eqns=eqns, outvars=[names.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
     )
-    used = {a for e in eqns for a in e.invars if is_var(a)} | set(filter(is_var, jaxpr.outvars))
-    return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in used])
+    read = variables_read(jaxpr)
+    return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in read])
 
 
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
@@ -375,13 +375,13 @@ def _narrow(jaxpr: Jaxpr) -> Jaxpr:
     return _composed(with_kept_axes(with_late_axes(narrow)))
 
 
-def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
+def _dimensions(eqn: Eqn, before: Eqn) -> tuple[int, ...] | None:
     """The broadcast dimensions relative to the operand of the previous equation, if defined."""
     if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
         return None
     dims = eqn.params["broadcast_dimensions"]
     if before.primitive is lax.broadcast_in_dim_p:
-        return [dims[i] for i in before.params["broadcast_dimensions"]]
+        return composed_dimensions(before, eqn)
     gone = before.params["dimensions"]
     result: list[int] = []
     kept = list(dims)
@@ -393,7 +393,7 @@ def _dimensions(eqn: Eqn, before: Eqn) -> list[int] | None:
             return None
         result.append(axis)
         above = axis
-    return result[::-1]
+    return tuple(reversed(result))
 
 
 def _with_axes_as_such(eqn: Eqn) -> Eqn:

@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from invert._private.jax import open_jaxpr
+from invert._private.jax import close_like, eval_closed, open_jaxpr
 from invert.ir.traced_form import difference, normal
+from invert.ir.types import Var
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 N = np.arange(3, dtype=np.int32)
@@ -21,10 +22,6 @@ N = np.arange(3, dtype=np.int32)
 
 def _same(f: Callable[..., Any], g: Callable[..., Any], *args: Any) -> bool:
     return difference(jax.make_jaxpr(f)(*args), jax.make_jaxpr(g)(*args)) is None
-
-
-def _names(f: Callable[..., Any], *args: Any) -> list[str]:
-    return [e.primitive.name for e in open_jaxpr(normal(jax.make_jaxpr(f)(*args))).eqns]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +104,51 @@ def test_a_carry_that_a_scan_does_not_change_is_closed_over() -> None:
 
     assert _same(carried, closed, X, X[0])
     assert not _same(changed, closed, X, X[0])
+
+
+def test_a_carry_that_a_derivative_keeps_is_closed_over() -> None:
+    """JAX does this where it traces `lax.scan`, but derivatives bind the primitive."""
+
+    def closed(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(lambda h, row: (h * w + row, h), jnp.zeros(3), x)[1]
+
+    program = jax.make_jaxpr(closed)(X, X[0])
+    jaxpr = open_jaxpr(program)
+    (scan,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+    body = scan.params["jaxpr"]
+    inner = open_jaxpr(body)
+    (held, *_), (first, *_) = inner.invars, scan.invars
+    params = {"jaxpr": close_like(body, inner.replace(outvars=[held, *inner.outvars]))}
+    carried = scan.replace(
+        params={**scan.params, **params, "num_consts": 0, "num_carry": 2},
+        outvars=[Var(first.aval), *scan.outvars],
+    )
+    eqns = [carried if e is scan else e for e in jaxpr.eqns]
+    assert difference(close_like(program, jaxpr.replace(eqns=eqns)), program) is None
+
+
+def test_strides_of_one_are_none() -> None:
+    def strided(x: jax.Array, strides: tuple[int, int] | None) -> jax.Array:
+        return lax.slice_p.bind(x, start_indices=(0, 0), limit_indices=(1, 3), strides=strides)
+
+    assert _same(lambda x: strided(x, (1, 1)), lambda x: strided(x, None), X)
+    assert not _same(lambda x: strided(x, (1, 2)), lambda x: strided(x, None), X)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: lax.broadcast_in_dim(x.squeeze(1), (4, 2, 3), (1, 2)),
+        lambda x: lax.broadcast_in_dim(x.squeeze(1), (2, 3, 4), (0, 1)),
+        lambda x: lax.broadcast_in_dim(x.squeeze(1), (2, 4, 3), (0, 2)),
+        lambda x: lax.broadcast_in_dim(x.squeeze(1), (2, 5, 4, 3), (0, 3)),
+        lambda x: x.squeeze(1)[None] + jnp.ones((4, 2, 3)),
+    ],
+)
+def test_the_form_computes_the_same(f: Callable[..., Any]) -> None:
+    x = X.reshape(2, 1, 3)
+    (result,) = eval_closed(normal(jax.make_jaxpr(f)(x)), [x])
+    np.testing.assert_array_equal(result, f(x))
 
 
 def test_indices_are_compared_in_32_bits_where_an_axis_is_small() -> None:
