@@ -186,8 +186,7 @@ class Lists:
     def _are_used(layer: Layer, inside: Set[Eqn], last: Var) -> bool:
         """Return whether other steps use results of these, except the last one."""
         made = {v for e in inside for v in e.outvars} - {last}
-        atoms = [a for s in layer.steps if s not in inside for a in s.invars]
-        return any(a in made for a in (*atoms, *layer.outputs) if is_var(a))
+        return not made.isdisjoint(_read_outside(layer, inside))
 
     def find(self, layer: Layer, stacker: Stacker) -> None:
         """Find the lists in a layer and in the layers inside it."""
@@ -430,6 +429,12 @@ def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
     return given
 
 
+def _read_outside(layer: Layer, inside: Set[Eqn]) -> list[Var]:
+    """The variables that other steps of a layer read, or that it returns."""
+    atoms = [a for s in layer.steps if s not in inside for a in s.invars]
+    return [a for a in (*atoms, *layer.outputs) if is_var(a)]
+
+
 def _rows(values: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     """The array that has these values as its rows, and the steps that take them."""
     parts = _parts(values, {v: s for s in layer.steps for v in s.outvars})
@@ -439,8 +444,7 @@ def _rows(values: Sequence[Atom], layer: Layer) -> tuple[Var, set[Eqn]] | None:
     if split is not None and (split.primitive.name != "unstack" or any(parts.forms)):
         return None
     made = {v for e in parts.steps for v in e.outvars} - {*values}
-    others = [a for s in layer.steps if s not in parts.steps for a in s.invars]
-    read = [a for a in (*others, *layer.outputs) if is_var(a)]
+    read = _read_outside(layer, parts.steps)
     # Only one layer reads each row.
     if any(a in made for a in read) or sum(a in values for a in read) > len(values):
         return None
