@@ -12,9 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from invert._private.jax import close_like, eval_closed, open_jaxpr
+from invert._private.jax import eval_closed, open_jaxpr
 from invert.ir.traced_form import difference, normal
-from invert.ir.types import Var
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 N = np.arange(3, dtype=np.int32)
@@ -104,27 +103,6 @@ def test_a_carry_that_a_scan_does_not_change_is_closed_over() -> None:
 
     assert _same(carried, closed, X, X[0])
     assert not _same(changed, closed, X, X[0])
-
-
-def test_a_carry_that_a_derivative_keeps_is_closed_over() -> None:
-    """JAX does this where it traces `lax.scan`, but derivatives bind the primitive."""
-
-    def closed(x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.scan(lambda h, row: (h * w + row, h), jnp.zeros(3), x)[1]
-
-    program = jax.make_jaxpr(closed)(X, X[0])
-    jaxpr = open_jaxpr(program)
-    (scan,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
-    body = scan.params["jaxpr"]
-    inner = open_jaxpr(body)
-    (held, *_), (first, *_) = inner.invars, scan.invars
-    params = {"jaxpr": close_like(body, inner.replace(outvars=[held, *inner.outvars]))}
-    carried = scan.replace(
-        params={**scan.params, **params, "num_consts": 0, "num_carry": 2},
-        outvars=[Var(first.aval), *scan.outvars],
-    )
-    eqns = [carried if e is scan else e for e in jaxpr.eqns]
-    assert difference(close_like(program, jaxpr.replace(eqns=eqns)), program) is None
 
 
 def test_strides_of_one_are_none() -> None:
