@@ -197,8 +197,7 @@ class _Artifact:
             run,
             convention="jax",
             read_nested=inner,
-            # Its second derivative was asked for.
-            compares_nested=inner is not None and not self.trusted,
+            compares_nested=inner is not None and own._may_have_rules,
             first_only=first_only,
         )
 
@@ -206,9 +205,14 @@ class _Artifact:
     def _holds_vjp(self) -> bool:
         if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
             return False
-        traced = exported_program(self.exported)
         # Gathers of both modes lower to the same op, and only the gradient tells them apart.
-        return traced is None or _has_rules(open_jaxpr(traced)) or len(_gather_modes(traced)) > 1
+        modes = _gather_modes(exported_program(self.exported))
+        return self._may_have_rules or len(modes) > 1
+
+    @functools.cached_property
+    def _may_have_rules(self) -> bool:
+        traced = exported_program(self.exported)
+        return traced is None or _has_rules(open_jaxpr(traced))
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or why there is none."""
