@@ -904,7 +904,10 @@ def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
     return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
 
 
-_LIBRARIES = tuple(f"{_OWN_FOLDER}/_src/{name}/" for name in ("nn", "numpy", "ops", "scipy"))
+# Of `lax`, only solves call it: their derivative does not depend on how they are solved.
+_LIBRARIES = tuple(
+    f"{_OWN_FOLDER}/_src/{name}" for name in ("nn/", "numpy/", "ops/", "scipy/", "lax/linalg.py")
+)
 
 
 def is_stopped_by_jax(eqn: core.JaxprEqn) -> bool:

@@ -93,8 +93,11 @@ def _is_rule(eqn: Eqn) -> bool:
     return eqn.primitive.name == "custom_vjp_call"
 
 
-def _has_rules(jaxpr: Jaxpr) -> bool:
-    """Return whether a program has derivative rules of its author; visits shared parts once."""
+def _has_rules(jaxpr: Jaxpr, ignored: str) -> bool:
+    """Return whether a program has derivative rules of its author; visits shared parts once.
+
+    Those of the primitive `ignored` do not count.
+    """
 
     def inside(current: Jaxpr) -> Iterator[Jaxpr]:
         for eqn in current.eqns:
@@ -102,7 +105,8 @@ def _has_rules(jaxpr: Jaxpr) -> bool:
             solve = eqn.primitive.name == "custom_linear_solve"
             yield from map(open_jaxpr, [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn))
 
-    return any(_is_rule(eqn) for current in reached([jaxpr], inside) for eqn in current.eqns)
+    eqns = (eqn for current in reached([jaxpr], inside) for eqn in current.eqns)
+    return any(eqn.primitive.name != ignored and _is_rule(eqn) for eqn in eqns)
 
 
 def _gather_modes(program: AnyJaxpr | None) -> set[Mode]:
@@ -197,8 +201,10 @@ class _Artifact:
             run,
             convention="jax",
             read_nested=inner,
-            # Its second derivative was asked for.
-            compares_nested=inner is not None and not self.trusted,
+            # If the function has no rules but stops, those in its gradient are the same.
+            compares_nested=inner is not None
+            and self._may_have_rules(ignored="stop_gradient")
+            and own._may_have_rules(),
             first_only=first_only,
         )
 
@@ -206,9 +212,13 @@ class _Artifact:
     def _holds_vjp(self) -> bool:
         if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
             return False
-        traced = exported_program(self.exported)
         # Gathers of both modes lower to the same op, and only the gradient tells them apart.
-        return traced is None or _has_rules(open_jaxpr(traced)) or len(_gather_modes(traced)) > 1
+        modes = _gather_modes(exported_program(self.exported))
+        return self._may_have_rules() or len(modes) > 1
+
+    def _may_have_rules(self, ignored: str = "") -> bool:
+        traced = exported_program(self.exported)
+        return traced is None or _has_rules(open_jaxpr(traced), ignored)
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or why there is none."""
