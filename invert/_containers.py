@@ -11,6 +11,7 @@ from typing import Literal
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import UNREADABLE, MalformedModelError, SignatureError
+from invert._files import content_of
 from invert.modules import save
 
 Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"]
@@ -52,11 +53,13 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     try:
         if place.is_dir():
             return "saved" if save.has_parts(place) else "saved_model"
-        data = place.read_bytes()
+        data = content_of(place)
+    except MalformedModelError:
+        raise
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        reason = "does not exist" if missing else f"cannot be read: {error.strerror}"
-        raise MalformedModelError(f"{place} {reason}", remedy=UNREADABLE) from error
+        raise MalformedModelError(
+            f"{place} cannot be read: {error.strerror}", remedy=UNREADABLE
+        ) from error
     except ValueError as error:  # characters that no path has
         raise MalformedModelError(f"{str(place)!r:.99} is not a path: {error}") from error
     if not data or data.isspace():
@@ -132,7 +135,7 @@ def entry_points(
     else:
         from invert.frontends import exported
 
-        entry = exported.entry_point(place.read_bytes(), config=config)
+        entry = exported.entry_point(content_of(place), config=config)
     if signature not in (None, entry.name):
         raise SignatureError(
             f"it has one function, {entry.name!r}, and none named {signature!r}",

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import platform
-import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import jax
 
+from invert._files import read_regular
 from invert._private.programs import jaxlib_version
 
 Entries = dict[str, list[str]]
@@ -86,7 +86,7 @@ def read(name: str) -> Entries:
     if where is None:
         return {}
     try:
-        _, text = _content(where / f"{name}.json")
+        _, text = read_regular(where / f"{name}.json", _MOST_BYTES + 1)
         content = json.loads(text) if len(text) <= _MOST_BYTES else None
     # Not there, not readable, not UTF-8, not JSON, or nested too deep.
     except (OSError, ValueError, RecursionError):
@@ -127,7 +127,7 @@ def text_of(key: str) -> str | None:
     if where is None:
         return None
     try:
-        state, content = _content(where)
+        state, content = read_regular(where, _MOST_BYTES + 1)
     except OSError:
         return None
     if os.name == "posix" and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
@@ -168,19 +168,6 @@ def _make_room(where: Path) -> None:
     if len(files) > _MOST_TEXTS:
         for _, path in sorted(files)[: len(files) // 2]:
             Path(path).unlink(missing_ok=True)
-
-
-def _content(where: Path) -> tuple[os.stat_result, bytes]:
-    """The state and the bytes of a regular file, without what goes beyond the limit.
-
-    **Raises:** `OSError`, also for pipes, which would be waited for.
-    """
-    at_once = getattr(os, "O_NONBLOCK", 0)
-    with open(where, "rb", opener=lambda path, flags: os.open(path, flags | at_once)) as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError(f"{where} is not a file")
-        return state, file.read(_MOST_BYTES + 1)
 
 
 def _write(where: Path, content: bytes) -> None:

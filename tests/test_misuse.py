@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,45 @@ def test_parts_of_a_saved_model_that_may_not_be_read(hidden: str, named: str) ->
         with unprivileged(), pytest.raises(invert.MalformedModelError, match="Permission denied"):
             invert.load(model / named)
         (model / hidden).chmod(0o755)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices of POSIX")
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        for read in (invert.load, invert.from_stablehlo):
+            with pytest.raises(invert.MalformedModelError, match="a pipe or a device") as error:
+                read(path)
+            assert "regular file" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("gs://bucket/model", "download it"),
+        ("https://host/model.keras", "download it"),
+        ("~/missing", "expanduser"),
+        ("missing", "Check that it exists"),
+    ],
+)
+def test_paths_that_lead_nowhere(path: str, remedy: str) -> None:
+    with pytest.raises(invert.MalformedModelError, match="does not exist") as error:
+        invert.load(path)
+    assert remedy in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("file", "remedy"),
+    [
+        ("2/saved_model.pb", "such as .*2"),
+        ("saved_model.pbtxt", "as text"),
+        ("saved_model.cpb", "in several files"),
+        ("other", "the directory that holds"),
+    ],
+)
+def test_folders_around_a_model(file: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"")
+    with pytest.raises(invert.MalformedModelError, match="is not a SavedModel") as error:
+        invert.load(tmp_path)
+    assert re.search(remedy, error.value.remedy)

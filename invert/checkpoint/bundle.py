@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from invert._errors import UNREADABLE, MalformedModelError
+from invert._files import content_of
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
@@ -231,17 +232,6 @@ class Checkpoint:
 
     def _damaged(self, name: str, reason: str) -> MalformedModelError:
         return MalformedModelError(f"{self._where}: {name} {reason}")
-
-
-def content_of(file: Path) -> bytes:
-    """The bytes of a file.
-
-    **Raises:** `MalformedModelError` if it cannot be read.
-    """
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise MalformedModelError(f"{file} cannot be read: {error}", remedy=UNREADABLE) from error
 
 
 # -- keys of parts, which sort like the numbers in them

@@ -242,7 +242,7 @@ def _read(
     file = directory / "saved_model.pb"
     is_model = file.is_file()
     # A model may be exported into the folder of its checkpoint.
-    if not is_model and any((directory / name).exists() for name in _ORBAX):
+    if not is_model and _is_of_orbax(directory):
         raise MalformedModelError(
             f"{directory} is a checkpoint of orbax, which holds arrays and no program",
             remedy=(
@@ -252,8 +252,7 @@ def _read(
         )
     if not is_model:
         raise MalformedModelError(
-            f"{file} does not exist, so {directory} is not a SavedModel",
-            remedy="Pass the directory that holds saved_model.pb.",
+            f"{file} does not exist, so {directory} is not a SavedModel", remedy=_other(directory)
         )
     try:
         if problems := files_of(directory, []).problems:
@@ -268,6 +267,36 @@ def _read(
         reason = "is empty" if empty else "holds no graph"
         raise MalformedModelError(f"{file} {reason}")
     return proto, parts
+
+
+def _is_of_orbax(directory: Path) -> bool:
+    """Return whether a folder is a checkpoint of orbax, or holds those of several steps."""
+    return any(
+        next(directory.glob(place + name), None) for name in _ORBAX for place in ("", "*/", "*/*/")
+    )
+
+
+# Forms in which TensorFlow writes the graph of a SavedModel too.
+_OTHER_FORMS = {
+    "saved_model.pbtxt": "as text, which is not read",
+    "saved_model.cpb": "in several files, which are not read",
+}
+
+
+def _other(directory: Path) -> str:
+    """What to do with a folder that has no graph of its own."""
+    for name, form in _OTHER_FORMS.items():
+        if (directory / name).exists():
+            return (
+                f"Its {name} holds the graph {form}: load it with TensorFlow, and save it again "
+                "with the default options."
+            )
+    # As TensorFlow Serving and Kaggle have it: a folder for each version.
+    inner = [str(f.parent) for f in directory.glob("*/saved_model.pb") if f.is_file()]
+    if inner:
+        inner.sort(key=lambda name: (len(name), name))
+        return f"Pass the directory of one of its models, such as {inner[-1]}."
+    return "Pass the directory that holds saved_model.pb."
 
 
 def choose_tags(

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,8 @@ import numpy as np
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint
-from invert._errors import UNREADABLE, MalformedModelError, SignatureError
+from invert._errors import MalformedModelError, SignatureError
+from invert._files import content_of
 from invert.frontends import weights
 from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import type_text
@@ -57,13 +57,7 @@ def _blob_of(source: Source) -> bytes | str:
         return source
     if not isinstance(source, os.PathLike):
         raise wrong_kind("from_stablehlo takes text, bytes, a path or a lowered function", source)
-    path = Path(source)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise MalformedModelError(
-            f"{path} cannot be read: {error.strerror}", remedy=UNREADABLE
-        ) from error
+    return content_of(source)
 
 
 def _hlo_of(compiled: jax.stages.Compiled) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from invert._errors import MalformedModelError
-from invert.checkpoint.bundle import content_of
+from invert._files import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, FunctionDef, NodeDef
 from invert.tf.graph.check import parse_tensor, past_identities

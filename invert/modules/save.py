@@ -424,6 +424,8 @@ def load_saved(
 def _check_readable(where: Path) -> None:
     """Refuse weights that may not be read, which safetensors says are missing."""
     for file in where.glob(f"{Path(_WEIGHTS).stem}*"):
+        if not file.is_file():  # a pipe would be waited for
+            continue
         try:
             file.open("rb").close()
         except OSError as error:

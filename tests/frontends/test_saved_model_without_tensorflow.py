@@ -545,8 +545,9 @@ def test_tags_may_be_one_text(tmp_path: Path) -> None:
     assert invert.load(tmp_path, tags="serve")(np.zeros(2, np.float32)).shape == (2,)
 
 
-@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "manifest.ocdbt"])
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "manifest.ocdbt", "7/default/_METADATA"])
 def test_a_checkpoint_of_orbax_is_no_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("{}")
     with pytest.raises(invert.MalformedModelError, match="a checkpoint of orbax") as error:
         invert.load(tmp_path)

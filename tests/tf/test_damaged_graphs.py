@@ -346,3 +346,84 @@ def test_kernels_that_take_all_memory_or_crash():
     with pytest.raises(invert.UnsupportedOpError, match=r"tf\.StringNGrams.*ended its process"):
         _folded(lambda: _ngrams(["a" * 1000] * 1000, list(range(1, 900)), -1))
     assert _folded(lambda: _ngrams(["a", "b"], [2], 0))(np.zeros(2, np.float32))[0] == 1
+
+
+_RAW = tf.raw_ops
+_CLASSES = {"true_classes": [[1]], "num_true": 1, "num_sampled": 2, "unique": True}
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (
+            lambda: _RAW.UniformCandidateSampler(**_CLASSES, range_max=2**31),
+            "UniformCandidateSampler: has a table of its classes of 17179869184 bytes",
+        ),
+        (
+            lambda: _RAW.FixedUnigramCandidateSampler(
+                **_CLASSES, range_max=9, unigrams=[1.0] * 9, num_reserved_ids=2**29
+            ),
+            "FixedUnigramCandidateSampler: has a table of its classes",
+        ),
+        (
+            lambda: _RAW.AllCandidateSampler(
+                true_classes=[[1]], num_true=1, num_sampled=2**30, unique=True
+            ),
+            "AllCandidateSampler: has a table of its classes",
+        ),
+        (
+            lambda: _RAW.Mfcc(
+                spectrogram=v1.placeholder(tf.float32, [1, 5, 9]), sample_rate=16000,
+                filterbank_channel_count=200_000, dct_coefficient_count=200_000,
+            ),
+            "Mfcc: has tables of its filters",
+        ),
+        (
+            lambda: _RAW.AudioSpectrogram(
+                input=v1.placeholder(tf.float32, [100, 1]), window_size=2**31 - 1, stride=1
+            ),
+            "AudioSpectrogram: has a table of its window",
+        ),
+        (
+            lambda: _RAW.BandedTriangularSolve(
+                matrix=v1.placeholder(tf.float32, [2, 60_000]),
+                rhs=v1.placeholder(tf.float32, [60_000, 1]),
+            ),
+            "BandedTriangularSolve: has a table of its entries",
+        ),
+        (
+            lambda: _RAW.TensorListLength(
+                input_handle=_RAW.TensorListReserve(
+                    element_shape=[4], num_elements=2**30, element_dtype=tf.float32
+                )
+            ),
+            "TensorListReserve: has a list of elements",
+        ),
+    ],
+)  # fmt: skip
+def test_tables_that_are_much_larger_than_the_graph(build, match):
+    with tf.Graph().as_default() as g:
+        result = build()
+    first = result[-1] if isinstance(result, tuple) else result
+    inputs = [op.outputs[0].name for op in g.get_operations() if op.type == "Placeholder"]
+    with pytest.raises(invert.UnsupportedOpError, match=match):
+        invert.convert_graphdef(g.as_graph_def(), inputs, [first.name], config=PLAIN)
+
+
+def test_a_tensor_that_is_split_into_too_many():
+    graph = v1.GraphDef()
+    x = graph.node.add(name="x", op="Placeholder")
+    x.attr["dtype"].type = 1
+    x.attr["shape"].shape.dim.add(size=2**20)
+    rows = graph.node.add(name="rows", op="Unpack", input=["x"])
+    rows.attr["T"].type, rows.attr["num"].i = 1, 2**20
+    with pytest.raises(invert.UnsupportedOpError, match="or splits tensors into so many"):
+        invert.convert_graphdef(graph, ["x:0"], ["rows:3"], config=PLAIN)
+
+
+def test_a_padded_constant_is_as_small_as_its_file():
+    def padded(n):
+        return _folded(lambda: tf.pad(tf.constant([1.0, 2, 3]), [[n, n]]))
+
+    assert padded(2**29)(np.zeros(2, np.float32))[0] == 2**30 + 3
+    assert padded(2)(np.zeros(2, np.float32))[0] == 7

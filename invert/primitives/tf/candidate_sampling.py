@@ -15,11 +15,12 @@ from jax import lax
 
 from invert._errors import Problem
 from invert.primitives.tf.dynamic_size import padded
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Value, rule
 from invert.tf.ops.node import Node
 
-_INT64 = np.dtype(np.int64)
+_INT64, _F64 = np.dtype(np.int64), np.dtype(np.float64)
 # The key of the call replaces the seeds; the number of true classes is a size.
 _IGNORED = ("seed", "seed2", "num_true")
 
@@ -29,8 +30,16 @@ Sample = tuple[Array, Array, Array]
 
 @rule("LogUniformCandidateSampler", "UniformCandidateSampler", ignores=_IGNORED)
 def _plain(
-    true: Array, *, ctx: Context, op: str, num_sampled: int, unique: bool, range_max: int
+    true: Array,
+    *,
+    ctx: Context,
+    node: Node,
+    op: str,
+    num_sampled: int,
+    unique: bool,
+    range_max: int,
 ) -> Sample:
+    check_bytes(node, "a table of its classes", range_max * _F64.itemsize)
     weights = np.full(range_max, 1 / range_max)
     if op == "LogUniformCandidateSampler":
         weights = np.log1p(1 / (np.arange(range_max, dtype=np.float64) + 1)) / np.log1p(range_max)
@@ -50,6 +59,7 @@ def _fixed_unigram(
     true: Array,
     *,
     ctx: Context,
+    node: Node,
     num_sampled: int,
     unique: bool,
     distortion: float,
@@ -58,7 +68,11 @@ def _fixed_unigram(
     shard: int,
     unigrams: list[float],
 ) -> Sample:
-    reserved = [0.0] * len([i for i in range(num_reserved_ids) if i % num_shards == shard])
+    if not 0 <= shard < num_shards:
+        raise node.error(f"has no shard {shard} of {num_shards}", "Choose one of its shards.")
+    count = len(range(shard, num_reserved_ids, num_shards))
+    check_bytes(node, "a table of its classes", count * _F64.itemsize)
+    reserved = [0.0] * count
     # The index of the first class that is not reserved equals the number of reserved ones.
     weights = [
         float(np.float32(w) ** np.float32(distortion))
@@ -90,7 +104,8 @@ def _sample(
 
 
 @rule("AllCandidateSampler", ignores=(*_IGNORED, "unique"))
-def _all(true: Value, *, num_sampled: int) -> Sample:
+def _all(true: Value, *, node: Node, num_sampled: int) -> Sample:
+    check_bytes(node, "a table of its classes", num_sampled * _INT64.itemsize)
     expected = jnp.ones(np.shape(true), np.float32), jnp.ones((num_sampled,), np.float32)
     return np.arange(num_sampled, dtype=np.int64), *expected
 

@@ -17,8 +17,10 @@ from jax import lax
 
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.numerics.derivatives import with_tangent
+from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, broadcast_to, ints
 
 
@@ -169,8 +171,9 @@ def _triangular_solve(a: Array, b: Array, *, lower: bool, adjoint: bool) -> Arra
 
 
 @rule("BandedTriangularSolve")
-def _banded_solve(bands: Array, b: Array, *, lower: bool, adjoint: bool) -> Array:
+def _banded_solve(bands: Array, b: Array, *, node: Node, lower: bool, adjoint: bool) -> Array:
     count, size = bands.shape[-2:]
+    check_bytes(node, "a table of its entries", size * size * np.dtype(np.int64).itemsize)
     i, j = np.indices((size, size))
     # Row d holds diagonal d by column, starting at the end inside the matrix.
     d = i - j if lower else count - 1 - (j - i)

@@ -11,6 +11,7 @@ from jax import lax
 
 from invert.ir.sizes import is_open, require
 from invert.primitives.tf.gather import take
+from invert.tf.fallback.kernels_in_child import MOST_BYTES
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
@@ -22,7 +23,9 @@ from invert.tf.values.split_space import SplitSpace
 @rule("Pad", "PadV2")
 def _pad(x: Value, paddings: Ints, fill: Array | None = None) -> Value:
     if is_static(x) and fill is None and x.dtype != object:
-        return np.pad(x, _pairs(paddings))
+        sizes = (n + low + high for n, (low, high) in zip(x.shape, _pairs(paddings), strict=True))
+        if math.prod(sizes) * x.itemsize <= MOST_BYTES:
+            return np.pad(x, _pairs(paddings))
     x = array(x)
     if not any(is_open(n) or n for n in paddings):
         return x

@@ -9,7 +9,9 @@ import numpy as np
 from jax import lax
 
 from invert.ir.sizes import DimSize, is_open
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.registry import Array, Int, Ints, rule, rules
+from invert.tf.ops.node import Node
 from invert.tf.values.dynamic_size import int_min
 
 # Number of transformed axes, by suffix of the op.
@@ -101,8 +103,9 @@ _F64 = np.dtype(np.float64)
 
 @rule("AudioSpectrogram")
 def _spectrogram(
-    samples: Array, *, window_size: int, stride: int, magnitude_squared: bool
+    samples: Array, *, node: Node, window_size: int, stride: int, magnitude_squared: bool
 ) -> Array:
+    check_bytes(node, "a table of its window", window_size * _F64.itemsize)
     signal = lax.transpose(samples, (1, 0)).astype(_F64)
     length = signal.shape[1]
     too_short = isinstance(length, int) and length < window_size
@@ -120,12 +123,15 @@ def _mfcc(
     power: Array,
     sample_rate: Int,
     *,
+    node: Node,
     upper_frequency_limit: float,
     lower_frequency_limit: float,
     filterbank_channel_count: int,
     dct_coefficient_count: int,
 ) -> Array:
     channels, count = filterbank_channel_count, dct_coefficient_count
+    entries = (power.shape[2] + count) * channels + count
+    check_bytes(node, "tables of its filters", entries * _F64.itemsize)
     limits = lower_frequency_limit, upper_frequency_limit
     weights = _mel_weights(power.shape[2], sample_rate, channels, *limits)
     if weights is None:

@@ -13,6 +13,7 @@ from jax import lax
 
 from invert._errors import REPORT
 from invert.ir.sizes import as_value, decided, is_open
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import FRAMES_REMEDY, Node, canonical
@@ -56,8 +57,17 @@ def _empty(element_shape: Value, max_size: Value, *, element_dtype: np.dtype) ->
 
 
 @rule("TensorListReserve")
-def _reserve(element_shape: Value, size: Int, *, element_dtype: np.dtype) -> TensorList:
-    return lists.empty(_dtype(element_dtype), _element(element_shape, element_dtype), size)
+def _reserve(element_shape: Value, size: Int, *, node: Node, element_dtype: np.dtype) -> TensorList:
+    return _of_given_size(node, _dtype(element_dtype), _element(element_shape, element_dtype), size)
+
+
+def _of_given_size(
+    node: Node, dtype: np.dtype | None, element: Element | None, size: Int
+) -> TensorList:
+    """`lists.empty` of a size that the graph states."""
+    if isinstance(size, int):
+        check_bytes(node, "a list of elements", size * np.dtype(np.int64).itemsize)
+    return lists.empty(dtype, element, size)
 
 
 @rule("TensorListFromTensor")
@@ -161,7 +171,7 @@ def _scatter(
     if size == -1:
         size = 1 + max(ints(static(node, [tensor, indices], 1)), default=-1)
     element = lists.element_of(tensor[0]) if len(tensor) else None
-    return _scattered(lists.empty(_dtype(element_dtype), element, size), tensor, indices)
+    return _scattered(_of_given_size(node, _dtype(element_dtype), element, size), tensor, indices)
 
 
 def _scattered(lst: TensorList, tensor: Array, indices: Value) -> TensorList:
@@ -367,7 +377,7 @@ def _tensor_array(
     handle = Resource(kind, f"{node.where}/{node.name}", dtype)
     if dynamic_size and is_open(size):  # a symbolic size is one that never grows
         size = as_value(size, np.dtype(np.int32))
-    ctx.write(handle, lists.empty(dtype, lists.element_type(element_shape, dtype), size))
+    ctx.write(handle, _of_given_size(node, dtype, lists.element_type(element_shape, dtype), size))
     return [handle, _FLOW] if node.op.endswith("V3") else [handle]
 
 

@@ -27,8 +27,8 @@ from invert.tf.ops.node import (
 )
 from invert.tf.ops.state import State
 
-# Counts a function's nodes once per call. More than this takes minutes.
-_MOST_NODES = 1_000_000
+# Counts a function's nodes once per call, and a node's results. More than this takes minutes.
+_MOST_RESULTS = 1_000_000
 # Ops that pass a handle through.
 _PASSES_HANDLES = frozenset(
     "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
@@ -46,7 +46,8 @@ class _Facts:
 
     **Arguments:**
 
-    - `size`: number of nodes, counting a called function's nodes once per call.
+    - `size`: number of nodes, counting a called function's nodes once per call, and those that
+        split a tensor once per result.
     - `writes`: the handles that it writes to.
     - `known`: for each result, whether it is known at conversion.
     """
@@ -96,9 +97,12 @@ class Analysis:
         problems = [p for node in self.nodes for p in self._node_problems(node)]
         if self.graph.config.host_ops == "error":
             problems += [host_problem(node, self.graph.where(node)) for node in self.unknown]
-        if self.size > _MOST_NODES:
-            reason = f"calls its functions so often that it expands to {self.size} nodes"
-            remedy = f"The limit is {_MOST_NODES}; let functions call each other less often."
+        if self.size > _MOST_RESULTS:
+            reason = (
+                "calls its functions so often, or splits tensors into so many, that it expands to "
+                f"{self.size} nodes"
+            )
+            remedy = f"The limit is {_MOST_RESULTS}; call and split less often."
             problems.append(Problem("the graph", reason, remedy=remedy))
         return list(dict.fromkeys(problems))
 
@@ -152,7 +156,7 @@ class Analysis:
             inputs = tuple(is_known(source) for source in node.inputs)
             sources = [origins[i] for i, _ in node.inputs]
             called = self._facts_of_callees(node, inputs)
-            size += sum(facts.size for facts in called)
+            size += sum(facts.size for facts in called) + self._further_results(node)
             writes |= self._handles_written(node, sources, called)
             known[index] = self._results(node, inputs, called)
             if node.op in _MAKES_VARIABLES:
@@ -164,6 +168,14 @@ class Analysis:
         results = tuple(is_known(source) for source in body.outputs)
         self._facts[key] = _Facts(size, frozenset(writes), results)
         return self._facts[key]
+
+    def _further_results(self, node: Node) -> int:
+        """The number of results beyond the first that an attribute asks for."""
+        definition = self.graph.op_def(node.op)
+        if definition is None:
+            return 0
+        names = {a.number_attr for a in definition.output_arg} - {""}
+        return sum(max(node.attrs[name].i - 1, 0) for name in names)
 
     def _facts_of_callees(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
         """The facts of the functions that a node calls."""
