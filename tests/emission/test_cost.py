@@ -99,4 +99,4 @@ def test_equal_layers_are_written_and_traced_once() -> None:
         invert.convert(model).emit(loader=False)
         module = invert.convert(model)
         cost.append(_calls(lambda module=module: module.emit(loader=False)))
-    assert cost[0] < 0.8 * cost[1]
+    assert cost[0] < 0.76 * cost[1]  # 0.72; 0.80 if each layer is written and traced
