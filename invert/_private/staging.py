@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import jax
 from jax._src import config, core, dtypes, source_info_util, util
 from jax._src.interpreters import partial_eval
 from jax._src.mesh import empty_abstract_mesh, get_abstract_mesh
@@ -68,17 +69,17 @@ class Recording:
     of the equations; or literals, or constants.
     """
 
-    __slots__ = ("_constants", "_eqns", "_results", "structure")
+    __slots__ = ("_constants", "_eqns", "_results", "_structure")
 
     def __init__(
         self,
         eqns: Sequence[_Row],
         constants: Sequence[tuple[Value, Aval]],
         results: Sequence[Value],
-        structure: type | None,
+        structure: jax.tree_util.PyTreeDef,
     ):
         self._eqns, self._constants, self._results = eqns, constants, results
-        self.structure = structure
+        self._structure = structure
 
     def replay(self, trace: Trace, operands: Sequence[Value]) -> Value:
         """Put the equations into a trace, on other operands of the same types."""
@@ -97,8 +98,7 @@ class Recording:
             env += trace.emit_eqn(
                 operands, avals, primitive, params, core.no_effects, info, context
             )
-        results = [tracer(a) for a in self._results]
-        return results[0] if self.structure is None else self.structure(results)
+        return self._structure.unflatten(tracer(a) for a in self._results)
 
 
 # Larger constants are not kept.
@@ -113,11 +113,11 @@ def tell_origin() -> None:
         asked.append(None)
 
 
-def staged(values: Sequence[Value]) -> tuple[Trace, Hashable] | None:
+def staged(values: Sequence[Value], *, open_sizes: bool = False) -> tuple[Trace, Hashable] | None:
     """The current trace and the settings that its equations depend on.
 
     `None` if equations cannot be recorded there, or if a value is not an array of that trace, is a
-    literal, or has an open size.
+    literal, or has an open size, unless `open_sizes`.
     """
     trace = _recording_trace()
     if trace is None or get_abstract_mesh() is not empty_abstract_mesh:
@@ -128,7 +128,7 @@ def staged(values: Sequence[Value]) -> tuple[Trace, Hashable] | None:
         aval: Aval = value.aval
         if isinstance(value.val, core.Literal) or not isinstance(aval, core.ShapedArray):
             return None
-        if not all(type(n) is int for n in aval.shape):
+        if not open_sizes and not all(type(n) is int for n in aval.shape):
             return None
     return trace, config.trace_context()
 
@@ -177,7 +177,7 @@ def _recording(
     made = [e for e in trace.frame.tracing_eqns[first:] if isinstance(e, partial_eval.TracingEqn)]
     if len(made) < len(trace.frame.tracing_eqns) - first:
         return None
-    for atom in (t.val for eqn in made for t in eqn.in_tracers):
+    for atom in [t.val for eqn in made for t in eqn.in_tracers]:
         if not isinstance(atom, core.Literal) and atom not in places and atom in known:
             value = known[atom]
             aval: Aval = atom.aval
@@ -201,10 +201,7 @@ def _recording(
         inner = source_info_util.NameStack(scopes[len(names) :])
         avals = [v.aval for v in eqn.outvars]
         eqns.append((eqn.primitive, eqn.params, eqn.ctx, invars, avals, inner))
-    structure = type(results) if isinstance(results, (list, tuple)) else None
-    if structure not in (None, list, tuple):
-        return None
-    listed: Sequence[Value] = [results] if structure is None else results
+    listed, structure = jax.tree_util.tree_flatten(results)
     if not all(isinstance(r, partial_eval.DynamicJaxprTracer) for r in listed):
         return None
     atoms = [place(r.val) if r._trace is trace else None for r in listed]

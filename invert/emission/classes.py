@@ -81,6 +81,7 @@ from invert.emission.size_names import (
     limits_of,
 )
 from invert.emission.twin_runs import CallOf, calling, runs
+from invert.emission.written_again import Written, key_of
 from invert.ir.avals import is_key
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import is_wide
@@ -193,6 +194,9 @@ class Classes:
         self._listed: dict[Loop, list[str]] = {}
         # The keyword-only arguments of the layers.
         self._keywords: dict[Layer, dict[Var, str]] = {}
+        # The methods of layers, by all that they depend on, and those that are one of these.
+        self._written: dict[Hashable, Written] = {}
+        self._one: dict[Layer, Written] = {}
         # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -510,7 +514,12 @@ class Classes:
                 draft.axes += own.axes
                 draft.sources += own.sources
             self._methods[layer] = methods[key]
-        draft.read_methods()
+        known = self._one.get(node.layers[0]) if len(node.layers) == 1 else None
+        draft.texts = list(known.texts) if known is not None else []
+        if not draft.texts:
+            draft.read_methods()
+        if known is not None:
+            known.texts = draft.texts
 
     def annotation(self, v: Var, draft: Draft, source: ast.expr | None = None) -> ast.expr:
         """`Float[Array, "3 4"]`, for sizes of the program; `source` is the expression read."""
@@ -529,36 +538,65 @@ class Classes:
         return node
 
     def _method(self, layer: Layer, draft: Draft) -> ast.FunctionDef:
-        function = self.function(layer)
-        inputs: list[tuple[ast.Name, str]] = []
-        for v in layer.inputs:
-            source, token = ast.Name("", ast.Load()), self.file.token(v)
-            kind = self.annotation(v, draft, source)
-            function.annotations = {**function.annotations, token: kind}
-            inputs.append((source, token))
+        hints = self._argument_hints(layer, layer.inputs)
+        sources = [ast.Name("", ast.Load()) for _ in layer.inputs]
+        kinds = [self.annotation(v, draft, s) for v, s in zip(layer.inputs, sources, strict=True)]
         results = [self.annotation(v, draft) for v in layer.results]
+        method, names = self._copied(layer, hints, kinds) or self._new(layer, hints, kinds)
+        arguments = {a.arg: a for a in (*method.args.args, *method.args.kwonlyargs)}
+        for source, name, kind in zip(sources, names, kinds, strict=True):
+            source.id, arguments[name].annotation = name, kind
         if len(results) == 1:
-            function.returns = results[0]
+            method.returns = results[0]
         else:
-            function.returns = syntax.item(syntax.name("tuple"), syntax.tuple_of(results))
+            method.returns = syntax.item(syntax.name("tuple"), syntax.tuple_of(results))
+        given = zip(layer.inputs, names, strict=True)
+        self._keywords[layer] = {v: name for v, name in given if is_key(v)}
+        return method
+
+    def _copied(
+        self, layer: Layer, hints: Sequence[str], kinds: Sequence[ast.expr]
+    ) -> tuple[ast.FunctionDef, Sequence[str]] | None:
+        """The method of a layer and the names of its arguments, if an equal one is known."""
+        own = self.own(layer)
+        program = self._program(layer, [*own, *layer.inputs])
+        key = key_of(program, layer.path, self.wanted(layer))
+        if key is None:
+            return None
+        fields = tuple([self.tree.places[layer][v] for v in own])
+        taken = len(self.file.names.taken)
+        key = key, fields, tuple(hints), taken
+        known = self._written.get(key)
+        copied = known.copied(program) if known is not None else None
+        if known is not None and copied is not None:
+            method, self._named[layer] = copied
+        else:
+            method, names = self._new(layer, hints, kinds)
+            known = Written(program, method, names, self._named[layer])
+            if taken == len(self.file.names.taken):
+                self._written[key] = known
+        self._one[layer] = known
+        return method, known.arguments
+
+    def _new(
+        self, layer: Layer, hints: Sequence[str], kinds: Sequence[ast.expr]
+    ) -> tuple[ast.FunctionDef, Sequence[str]]:
+        """A method of a layer, with names of its arguments."""
+        function = self._function_of(layer, layer.inputs, hints)
+        tokens = [self.file.token(v) for v in layer.inputs]
+        function.annotations = dict(zip(tokens, kinds, strict=True))
         method = render(function, "__call__", {}, self.file.names.taken)
         arguments = [*method.args.args[1:], *method.args.kwonlyargs]
         places = dict(zip(function.parameters, (a.arg for a in arguments), strict=True))
-        for source, token in inputs:
-            source.id = places[token]
-        self._keywords[layer] = {v: places[self.file.token(v)] for v in layer.inputs if is_key(v)}
-        return method
+        return method, [places[t] for t in tokens]
 
     def function(self, layer: Layer, given: Mapping[Var, ast.expr] | None = None) -> FunctionText:
         """The computation of a layer as a method."""
-        known = self.own(layer)
-        jaxpr = self.file.program.jaxpr.replace(
-            constvars=[],
-            invars=layer.inputs,
-            outvars=layer.outputs,
-            eqns=self.lists.looped(layer.steps),
-        )
         inputs = [v for v in layer.inputs if not given or v not in given]
+        return self._function_of(layer, inputs, self._argument_hints(layer, inputs), given)
+
+    def _argument_hints(self, layer: Layer, inputs: Sequence[Var]) -> list[str]:
+        """Names of the arguments of a layer, which are noted."""
         told = {**self._inputs.of(layer), **roles.initial(layer.steps)}
         hints = self._hints(inputs, {**told, **layer.arguments})
         if layer.same is not None:
@@ -567,9 +605,24 @@ class Classes:
             # The layers of a list share a class.
             hints = self._listed.setdefault(loop, hints)
         self._arguments[layer] = hints
+        return hints
+
+    def _function_of(
+        self,
+        layer: Layer,
+        inputs: Sequence[Var],
+        hints: Sequence[str],
+        given: Mapping[Var, ast.expr] | None = None,
+    ) -> FunctionText:
+        jaxpr = self._program(layer, layer.inputs)
         names: dict[Atom, str] = dict(zip(inputs, hints, strict=True))
         body = Body(
-            self.file, jaxpr, {**known, **(given or {})}, names, self.wanted(layer), layer.path
+            self.file,
+            jaxpr,
+            {**self.own(layer), **(given or {})},
+            names,
+            self.wanted(layer),
+            layer.path,
         )
         value = syntax.one_or_tuple(body.run())
         self._named[layer] = body.names
@@ -587,6 +640,14 @@ class Classes:
             layers=self.names_of_layers(layer),
         )
         return self.file.with_dimensions(function, inputs)
+
+    def _program(self, layer: Layer, inputs: Sequence[Var]) -> Jaxpr:
+        return self.file.program.jaxpr.replace(
+            constvars=[],
+            invars=inputs,
+            outvars=layer.outputs,
+            eqns=self.lists.looped(layer.steps),
+        )
 
     def names_of_layers(self, layer: Layer) -> set[str]:
         """The names that results of the layers inside a layer have."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +17,7 @@ from invert._errors import EmissionError, only_refusals
 from invert._private.jax import SIZE_ERRORS, open_jaxpr, trace_closed
 from invert.emission import main_class
 from invert.emission.emitted import is_index
+from invert.emission.equal_layers import traced_once
 from invert.emission.equinox_nn.weights import Weights
 from invert.emission.recovered import Recovered
 from invert.ir import meshes, traced_form
@@ -34,23 +37,33 @@ class Outermost:
 
     **Arguments:**
 
+    - `namespace`: the text.
+    - `name`: that of the class.
     - `leaves`: the variables of the arrays, in the order of the instance's leaves.
     - `values`: the values of parameters.
     - `held`: the parameters in the state.
     """
 
-    cls: type[eqx.Module]
+    namespace: ModuleType
+    name: str
     leaves: Sequence[Var]
     values: Mapping[Var, Value]
     held: Collection[Var]
     weights: Weights
+
+    @property
+    def cls(self) -> type[eqx.Module]:
+        return getattr(self.namespace, self.name)
+
+    def _layers_once(self) -> contextlib.AbstractContextManager[None]:
+        return traced_once(self.namespace, self.name)
 
     @functools.cached_property
     def _structure(self) -> jax.tree_util.PyTreeDef:
         """The tree of an instance, from a trace of the constructor."""
         keyed = "key" in inspect.signature(self.cls).parameters
         # Without a warning that 64-bit types are narrowed.
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), self._layers_once():
             like = eqx.filter_eval_shape(self.cls, **({"key": type_of_key()} if keyed else {}))
         return jax.tree_util.tree_structure(like, is_leaf=is_index)
 
@@ -86,7 +99,7 @@ class Outermost:
             with jax.enable_x64(x64):
                 try:
                     with only_refusals():
-                        with meshes.set_for(program):
+                        with meshes.set_for(program), self._layers_once():
                             again = trace_closed(run, *avals)
                         # Derivatives of the text are traced now, under the setting it runs in.
                         again = without_outer_call(meshes.unchecked(again))

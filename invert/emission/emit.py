@@ -443,7 +443,7 @@ class _Variant:
         """The last text that computes the programs; a defect if it is not the last of all."""
         values, held, weights = self.parameters.values, self.held, self.weights
         for i, namespace in reversed([*enumerate(namespaces)]):
-            made = Outermost(getattr(namespace, main.name), leaves, values, held, weights)
+            made = Outermost(namespace, main.name, leaves, values, held, weights)
             try:
                 for name, r in self.recovered.items():
                     made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])

@@ -13,6 +13,7 @@ import jax
 
 from invert._errors import only_refusals
 from invert._private.jax import SIZE_ERRORS, trace_closed
+from invert.emission.equal_layers import traced_once
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import Code
 from invert.emission.layers.state import StateVar
@@ -61,7 +62,7 @@ def runs(
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in inputs]
     try:
-        with only_refusals():
+        with only_refusals(), traced_once(namespace, name):
             traced = trace_closed(traced_run, type_of_key(), *avals)
     except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, *SIZE_ERRORS):
         return False

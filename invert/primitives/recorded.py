@@ -26,66 +26,79 @@ class Recorded:
     Its equations are then repeated like those of an inlined `jax.jit`, but without a separate
     trace. The function must depend on nothing else. If it asks how a value was made, or if an
     equation has an effect, it runs each time.
+
+    **Arguments:**
+
+    - `for_text`: whether it only serves to trace one text. Operands may then be layers with traced
+        arrays and functions inside, and sizes may be open.
     """
 
-    def __init__(self, function: JaxFunction) -> None:
+    def __init__(self, function: JaxFunction, *, for_text: bool = False) -> None:
         functools.update_wrapper(self, function)
-        self._function = function
+        self._function, self._for_text = function, for_text
         self._recordings: Cache[Hashable, Recording | None] = Cache(_MOST_RECORDINGS)
 
     def __call__(self, *operands: Value, **keywords: Value) -> Value:
-        places: dict[int, int] = {}
-        traced: list[Value] = []
-        for x in operands:
-            if is_tracer(x) and id(x) not in places:
-                places[id(x)] = len(traced)
-                traced.append(x)
-        if not traced or (stage := staged(traced)) is None:
-            return self._function(*operands, **keywords)
-        trace, settings = stage
+        traced: dict[int, tuple[int, Value]] = {}
         try:
-            types = [(places[id(x)], x.aval) if id(x) in places else _key(x) for x in operands]
-            key = settings, tuple(types), tuple((name, _key(x)) for name, x in keywords.items())
+            if not self._for_text and not any(map(is_tracer, operands)):
+                raise _NoKeyError
+            types = tuple([self._key(x, traced) for x in operands])
+            named = tuple([(name, self._key(x, traced)) for name, x in keywords.items()])
         except _NoKeyError:
             return self._function(*operands, **keywords)
-        recordings = self._recordings
+        values = [x for _, x in traced.values()]
+        if (stage := staged(values, open_sizes=self._for_text)) is None:
+            return self._function(*operands, **keywords)
+        trace, settings = stage
+        key, recordings = (settings, types, named), self._recordings
         if key not in recordings:
             run = functools.partial(self._function, *operands, **keywords)
-            results, made = recorded(run, trace, traced)
+            results, made = recorded(run, trace, values)
             recordings[key] = made
             return results
         if (known := recordings[key]) is None:
             return self._function(*operands, **keywords)
-        return known.replay(trace, traced)
+        return known.replay(trace, values)
+
+    def _key(self, value: Value, traced: dict[int, tuple[int, Value]]) -> Hashable:
+        """A key that is equal for values that functions cannot distinguish.
+
+        **Arguments:**
+
+        - `traced`: receives the traced values and their places, by their `id`.
+
+        **Raises:** `_NoKeyError` if there is none.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind, value
+        if is_tracer(value):
+            place, _ = traced.setdefault(id(value), (len(traced), value))
+            return place, value.aval
+        if kind is list or isinstance(value, tuple):  # also one with names
+            return kind, tuple([self._key(x, traced) for x in value])
+        if kind is jax.ShapeDtypeStruct and value.sharding is None:
+            return kind, self._key(value.shape, traced), value.dtype, value.weak_type
+        if kind is float:
+            return kind, value.hex()
+        if kind is np.ndarray and value.size <= _LONGEST and value.dtype.kind in "biufc":
+            return value.dtype, value.shape, value.tobytes()
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return kind, value.tobytes()
+        if isinstance(value, np.dtype):
+            return value
+        if dataclasses.is_dataclass(kind):
+            return kind, tuple(
+                [self._key(getattr(value, n), traced) for n in kind.__dataclass_fields__]
+            )
+        if self._for_text and callable(value):  # itself, which the key keeps
+            return kind, value
+        raise _NoKeyError
 
 
 class _NoKeyError(Exception):
     """A value that no key describes in full."""
-
-
-def _key(value: Value) -> Hashable:
-    """A key that is equal for values that functions cannot distinguish.
-
-    **Raises:** `_NoKeyError` if there is none.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return kind, value
-    if kind is list or isinstance(value, tuple):  # also one with names
-        return kind, tuple(map(_key, value))
-    if kind is jax.ShapeDtypeStruct and value.sharding is None:
-        return kind, _key(value.shape), value.dtype, value.weak_type
-    if kind is float:
-        return kind, value.hex()
-    if kind is np.ndarray and value.size <= _LONGEST and value.dtype.kind in "biufc":
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-        return kind, value.tobytes()
-    if isinstance(value, np.dtype):
-        return value
-    if dataclasses.is_dataclass(kind):
-        return kind, tuple(_key(getattr(value, f.name)) for f in dataclasses.fields(kind))
-    raise _NoKeyError
 
 
 _PLAIN = frozenset({int, bool, str, bytes, type(None)})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,3 +189,46 @@ def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2, 3, 3, 2, 1):
         trace_closed(functools.partial(lambda n, x: counted.recorded(x, n), n), X)
     assert counted.runs == 4
+
+
+class Scaling(eqx.Module):
+    """A layer with an array, a static value and a function."""
+
+    weight: Any
+    factor: Any = eqx.field(static=True)
+    function: Any = eqx.field(static=True)
+
+
+def test_layers_of_a_text_are_told_apart_by_their_types_and_static_fields() -> None:
+    runs: list[object] = []
+
+    def call(layer: Scaling, x: Any) -> Any:
+        runs.append(layer.factor)
+        return [layer.function(x * layer.weight) * layer.factor]
+
+    (n,) = jax.export.symbolic_shape("n")
+    open_x, weight = jax.ShapeDtypeStruct((n, 4), np.int32), jax.ShapeDtypeStruct((4,), np.int32)
+    for statics in itertools.product((2, 2.0, True), (jnp.sin, jnp.cos)):
+        runs.clear()
+        recorded = Recorded(call, for_text=True)
+
+        def program(f: Any, x: Any, *weights: Any, statics: Any = statics) -> Any:
+            for i, w in enumerate(weights):
+                factor, function = (statics[0], jnp.sin) if i == 1 else (2, statics[1])
+                (x,) = f(Scaling(w, factor, function), x)
+                x = x.astype(np.int32)
+            return x
+
+        avals = open_x, *[weight] * 4
+        again = trace_closed(functools.partial(program, recorded), *avals)
+        assert len(runs) == (1 if statics == (2, jnp.sin) and type(statics[0]) is int else 2)
+        assert str(again) == str(trace_closed(functools.partial(program, call), *avals))
+
+
+def test_layers_that_hold_values_or_a_state_run_each_time() -> None:
+    index = eqx.nn.StateIndex(jnp.zeros(()))
+    for held in (np.ones(1000, np.float32), jnp.ones(4), index):
+        counted = Counted(lambda layer, x: x * 2)
+        function = Recorded(counted._run, for_text=True)
+        trace_closed(lambda x, h=held, f=function: f(h, f(h, x)), X)
+        assert counted.runs == 2
