@@ -67,6 +67,7 @@ from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs, names_in
+from invert.ir.narrow_operands import with_shared_broadcasts
 from invert.ir.size_values import with_size_values
 from invert.ir.types import Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.written_form import as_written, without_neutral
@@ -638,7 +639,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
     using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
     scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
-    strong = traced_form.strong(program)
+    strong = map_jaxprs(traced_form.strong(program), with_shared_broadcasts)
     graph = Graph(strong)
     masks = shared_values(graph, set(graph.jaxpr.invars[: recovered.held_count]))
 

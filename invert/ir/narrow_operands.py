@@ -53,6 +53,53 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     return dce(replaced(jaxpr, narrower))
 
 
+def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
+    """Let operations take a broadcast that the program has anyway, as a person names it once.
+
+    An example are the latents of a Perceiver, of which each sample gets its own: `x` and not the
+    parameter, in `x + attention(norm(x))`.
+    """
+    users: dict[Atom, list[Eqn]] = {}
+    for eqn in jaxpr.eqns:
+        for atom in filter(is_var, eqn.invars):
+            users.setdefault(atom, []).append(eqn)
+    wide: dict[tuple[Atom, Hashable], Eqn] = {}
+    narrow: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
+    for eqn in jaxpr.eqns:
+        if not broadcasts(eqn) or not is_var(x := eqn.invars[0]) or not x.aval.shape:
+            continue
+        dims = tuple(eqn.params["broadcast_dimensions"])
+        following = {user.primitive.name for user in users.get(eqn.outvars[0], ())}
+        if not _widens(eqn):
+            narrow[eqn.outvars[0]] = x, dims
+        elif following - _IMPLICIT:
+            wide.setdefault((x, (dims, eqn.outvars[0].aval.shape)), eqn)
+    if not wide:
+        return jaxpr
+    placed: set[Var] = set()
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _BROADCASTING:
+            shape = eqn.outvars[0].aval.shape
+            operands = list(eqn.invars)
+            for i, atom in ((i, a) for i, a in enumerate(operands) if is_var(a)):
+                x, dims = narrow.get(atom, (atom, tuple(range(len(shape)))))
+                maker = wide.get((x, (dims, shape)))
+                if maker is not None and maker.outvars[0] not in placed:
+                    placed.update(maker.outvars)
+                    eqns.append(maker)
+                operands[i] = atom if maker is None else maker.outvars[0]
+            eqn = eqn.replace(invars=operands)
+        if placed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            placed.update(eqn.outvars)
+    return dce(jaxpr.replace(eqns=eqns))
+
+
+# Their functions in `jax.numpy` broadcast operands, too.
+_IMPLICIT = _BROADCASTING | {"select_n", "clamp"}
+
+
 def _with_narrow_indices(jaxpr: Jaxpr) -> Jaxpr:
     """Gather, scatter and slice at indices of 32 bits that were only widened for it.
 

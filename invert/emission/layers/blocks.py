@@ -19,6 +19,7 @@ from invert._private.jax import rename_operands
 from invert.emission.layers import branches, prefixes, repeated
 from invert.emission.layers.cut import (
     NUMBER,
+    PART,
     Assign,
     Layer,
     LayerCall,
@@ -156,10 +157,16 @@ class _Chains:
             exact, alike = _repeated(units, 0, len(units)), _alike(units)
             for run in exact if _size(exact) >= _size(alike) else alike:
                 steps = {i for block in run for i in block}
-                if not steps & taken:
+                if not steps & taken and not self._calls_again(run):
                     taken |= steps
                     found.append(run)
         return found
+
+    def _calls_again(self, run: _Run) -> bool:
+        """Return whether several blocks call one part of the program, which none of them owns."""
+        steps = ([self.steps[i] for i in block] for block in run)
+        parts = [{id(s.params["part"]) for s in own if s.primitive is PART} for own in steps]
+        return len(set().union(*parts)) < sum(map(len, parts))
 
     def _chains(self) -> list[list[int]]:
         """For each start, the steps through which all paths from it pass."""

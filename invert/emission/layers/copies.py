@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import graphlib
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 
 from invert._errors import EmissionError
 from invert._private.jax import with_names
+from invert.emission.layers import turns
 from invert.emission.layers.cut import (
     PART,
     Layer,
@@ -75,10 +77,18 @@ def outlined(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> tuple[Jaxpr, list[
 
     - `parameters`: variables of the parameters that no state holds, with their names.
     """
-    finding = _Copies(jaxpr, parameters)
-    if not finding.wanted():
+    copies = _Copies(jaxpr, parameters)
+    if not copies.wanted():
         return jaxpr, []
-    return finding.outline()
+    again = copies.used_again()
+    refused: set[Path] = set()
+    while True:
+        whole, found = turns.find(jaxpr, parameters, again, refused)
+        copies = _Copies(whole, parameters, found)
+        outline = copies.outline()
+        if not copies.refused:
+            return outline
+        refused |= copies.refused
 
 
 def call(layer: Layer) -> None:
@@ -115,9 +125,20 @@ def _homes(layer: Layer) -> Iterator[Layer]:
 
 @dataclasses.dataclass(eq=False)
 class _Group:
-    """Copies of a part: for each, its equations by what they compute."""
+    """Copies of a part: for each, its equations by what they compute.
+
+    **Arguments:**
+
+    - `turns`: the layer that it is, if its name scope tells; only then may copies depend on each
+        other.
+    """
 
     copies: list[dict[int, int]]
+    turns: turns.Turns | None = None
+
+    @property
+    def members(self) -> Iterator[int]:
+        return (i for copy in self.copies for i in copy.values())
 
 
 class _Copies:
@@ -126,10 +147,14 @@ class _Copies:
     **Attributes:**
 
     - `number`: equal for equations that compute the same, apart from the inputs of their copies.
+    - `refused`: the scopes of layers of which not all calls compute the same.
     """
 
-    def __init__(self, jaxpr: Jaxpr, parameters: Mapping[Var, Path]):
+    def __init__(
+        self, jaxpr: Jaxpr, parameters: Mapping[Var, Path], found: Sequence[turns.Turns] = ()
+    ):
         self.jaxpr, self.parameters = jaxpr, parameters
+        self.turns, self.refused = found, set[Path]()
         self.eqns: list[Eqn] = list(jaxpr.eqns)
         self.makers: dict[Atom, int] = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         self.users = users_of(self.eqns)
@@ -150,11 +175,23 @@ class _Copies:
 
     def wanted(self) -> bool:
         """Return whether two equations use one parameter in products or lookups."""
-        counts: collections.Counter[tuple[Var, str]] = collections.Counter()
+        return any(name in _LAYERS and len(places) > 1 for (_, name), places in self._uses())
+
+    def used_again(self) -> set[Path]:
+        """The common scopes of equations that use one parameter in the same operation."""
+        return {
+            common_prefix(scope_of(self.eqns[i]) for i in places)
+            for _, places in self._uses()
+            if len(places) > 1
+        }
+
+    def _uses(self) -> Iterable[tuple[tuple[Var, str], list[int]]]:
+        """For each parameter and primitive, the equations that use the parameter."""
+        uses: dict[tuple[Var, str], list[int]] = collections.defaultdict(list)
         for i, eqn in enumerate(self.eqns):
-            if self._is_layer(i, eqn):
-                counts.update((v, eqn.primitive.name) for v in self._parameters_of(i))
-        return any(n > 1 for n in counts.values())
+            for v in self._parameters_of(i):
+                uses[v, eqn.primitive.name].append(i)
+        return uses.items()
 
     def _parameters_of(self, i: int) -> set[Var]:
         """The parameters that an equation uses."""
@@ -168,12 +205,14 @@ class _Copies:
         gone: set[int] = set()
         nodes: list[tuple[int, Eqn]] = []
         groups = [g for g in self._groups() if self._independent(g.copies)]
-        for group in self._apart(groups):
-            made = self._outlined(group, gone)
+        for group in (*self._in_turns(), *self._apart(groups)):
+            made = self._outlined(group, gone) if gone.isdisjoint(group.members) else None
             if made is not None:
                 part, calls = made
                 parts.append(part)
                 nodes += calls
+            elif group.turns is not None:
+                self.refused.add(group.turns.scope)
         if not parts:
             return self.jaxpr, []
         rest = [(i, e) for i, e in enumerate(self.eqns) if i not in gone]
@@ -200,8 +239,7 @@ class _Copies:
                 self._value(a) if not free or a in known or not is_var(a) else str(a.aval)
                 for a in eqn.invars
             )
-            shapes = tuple(str(v.aval) for v in eqn.outvars)
-            number = self._new((eqn.primitive.name, _params(eqn), operands, shapes))
+            number = self._new((_kind(eqn), operands))
             self.number.append(number)
             for k, v in enumerate(eqn.outvars):
                 self._values[v] = self._new((number, k))
@@ -249,6 +287,33 @@ class _Copies:
         groups = [_Group(c) for c in alike_copies.values() if len(c) > 1]
         return sorted(groups, key=lambda g: min(g.copies[0].values()))
 
+    def _in_turns(self) -> list[_Group]:
+        """The layers that are called in turns, as far as all calls can be made in some order."""
+        place = {id(eqn): i for i, eqn in enumerate(self.eqns)}
+        groups: list[_Group] = []
+        for found in self.turns:
+            copies = [dict(enumerate(place[id(e)] for e in call)) for call in found.calls]
+            known = [copy for group in groups for copy in group.copies]
+            alike = len({tuple(map(_kind, call)) for call in found.calls}) == 1
+            if alike and self._in_order([*known, *copies]):
+                groups.append(_Group(copies, found))
+            else:
+                self.refused.add(found.scope)
+        return groups
+
+    def _in_order(self, copies: Sequence[Mapping[int, int]]) -> bool:
+        """Return whether copies can be computed as a whole, one after the other."""
+        node = {i: -1 - k for k, copy in enumerate(copies) for i in copy.values()}
+        before: dict[int, set[int]] = collections.defaultdict(set)
+        for i in range(len(self.eqns)):
+            before[node.get(i, i)] |= {node.get(j, j) for j in self._before(i)}
+        sorter = graphlib.TopologicalSorter({n: own - {n} for n, own in before.items()})
+        try:
+            sorter.prepare()
+        except graphlib.CycleError:
+            return False
+        return True
+
     def _apart(self, groups: Sequence[_Group]) -> list[_Group]:
         """Groups outside other repetitions, such as the steps of a loop."""
         inside = {i for g in groups for c in g.copies for i in c.values()}
@@ -280,11 +345,12 @@ class _Copies:
     def _outlined(self, group: _Group, gone: set[int]) -> tuple[Part, list[tuple[int, Eqn]]] | None:
         """A part and its calls, if the copies form a layer and are independent."""
         base = common_prefix(s for s in map(scope_of, self.eqns) if s)
-        scopes = [self._scope(c, base) for c in group.copies]
+        known = group.turns
+        scopes = [known.scope if known else self._scope(c, base) for c in group.copies]
         copies = self._within_scopes(group.copies, scopes)
         order = sorted(copies[0], key=copies[0].__getitem__)
         copies = sorted(copies, key=lambda c: min(c.values(), default=0))
-        owned = self._owned([set(c.values()) for c in copies])
+        owned = set(known.owned) if known else self._owned([set(c.values()) for c in copies])
         path = self._path(scopes, base, owned)
         works = [
             self.eqns[i].primitive.name
@@ -294,9 +360,9 @@ class _Copies:
         # A product alone is not worth a layer, unless it has a name.
         if path[-1] == _NAME and len(copies[0]) == 1:
             works = [name for name in works if name not in kinds.PRODUCTS]
-        if _LAYERS.isdisjoint(works) or not self._independent(copies):
+        if known is None and (_LAYERS.isdisjoint(works) or not self._independent(copies)):
             return None
-        maps = self._maps(order, copies)
+        maps = self._maps(order, copies, owned)
         if maps is None:
             return None
         eqns = [self.eqns[copies[0][n]] for n in order]
@@ -382,19 +448,24 @@ class _Copies:
         return True
 
     def _maps(
-        self, order: Sequence[int], copies: Sequence[Mapping[int, int]]
+        self, order: Sequence[int], copies: Sequence[Mapping[int, int]], owned: Set[Var]
     ) -> list[dict[Atom, Var]] | None:
         """Each copy's variables by those of the first, if they correspond."""
+
+        def is_fixed(atom: Atom) -> bool:
+            own = self.sources.get(atom) if is_var(atom) else frozenset[Var]()
+            return own is not None and own <= owned
+
         maps: list[dict[Atom, Var]] = []
         for copy in copies:
             own: dict[Atom, Var] = {}
             for n in order:
                 one, other = self.eqns[copies[0][n]], self.eqns[copy[n]]
                 for a, b in zip(one.invars, other.invars, strict=True):
-                    fixed = not is_var(a) or a in self.sources
-                    if fixed and self._value(a) != self._value(b):
+                    fixed = is_fixed(a)
+                    if fixed != is_fixed(b) or (fixed and self._value(a) != self._value(b)):
                         return None
-                    if not fixed and (not is_var(b) or own.setdefault(a, b) is not b):
+                    if not fixed and (not isinstance(b, Var) or own.setdefault(a, b) is not b):
                         return None
                 own |= zip(one.outvars, other.outvars, strict=True)
             inside = {v for n in order for v in self.eqns[copies[0][n]].outvars}
@@ -430,6 +501,11 @@ class _Copies:
         if shared and shared not in others:
             return shared
         return (*base, _NAME)
+
+
+def _kind(eqn: Eqn) -> Hashable:
+    """Equal for equations that compute the same from the same operands."""
+    return eqn.primitive.name, _params(eqn), tuple(str(v.aval) for v in eqn.outvars)
 
 
 def _params(eqn: Eqn) -> Hashable:

@@ -434,13 +434,17 @@ class _Cutter:
         nodes: list[tuple[int, str | None, list[int]]] = []
         for part in parts:
             names = {name for i in part if isinstance(name := group[i], str)}
-            if len(names) == 1:
+            # The calls of a part may not be inside of a layer that others precede or follow.
+            between = any(isinstance(group[i], int) and holds_part(self.eqns[i]) for i in part)
+            if len(names) == 1 and not between:
                 nodes.append((min(part), names.pop(), sorted(part)))
             else:
-                if names:
+                if len(names) > 1:
                     self.messages.append(
                         f"the scopes {' and '.join(sorted(names))} need each other's results"
                     )
+                elif names:
+                    self.messages.append(f"the calls of the scope {names.pop()} differ")
                 nodes += [(i, None, [i]) for i in part]
         for name, inner in self._ordered(nodes):
             if name is None:
