@@ -17,7 +17,7 @@ from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
 from invert.ir import jaxprs
 from invert.ir.avals import type_of, with_float0
-from invert.ir.graph import Graph
+from invert.ir.graph import Graph, is_var
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import at_samples
@@ -66,7 +66,8 @@ def calls_of(region: MarkedRegion, rule: Rule, x64: bool) -> Pattern:
     before = plain_function(region, x64)
     call = Call(rule.kind, rule.function, avals, before=before, of_site=True)
     jaxpr = open_jaxpr(region.forward)
-    ends = {e.primitive.name for e in jaxpr.eqns if not set(e.outvars).isdisjoint(jaxpr.outvars)}
+    results = {v for v in jaxpr.outvars if is_var(v)}
+    ends = {e.primitive.name for e in jaxpr.eqns if not results.isdisjoint(e.outvars)}
     return Pattern("itself", tuple(sorted(ends)), lambda site: [call])
 
 

@@ -33,8 +33,11 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     as by `jnp.clip`.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
-    narrow = with_narrow_operands(with_wrapped_positions(jaxpr))
-    narrow = _without_inverse_transposes(without_neutral(narrow))
+    narrow = with_narrow_operands(without_neutral(with_wrapped_positions(jaxpr)))
+    # Each may uncover more of the other: `x - zeros / 1.0`, `x - (zeros + zeros)`.
+    while (plain := without_neutral(narrow)) is not narrow:
+        narrow = with_narrow_operands(plain)
+    narrow = _without_inverse_transposes(narrow)
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(_with_clips(narrow))
     return with_triangles(with_plain_operands(unreversed(narrow)))

@@ -45,6 +45,12 @@ def same(module: Any, *args: np.ndarray) -> None:
             "x * (1.0 + jnp.arange(3",
         ),
         (lambda x: x - jnp.zeros(x.shape[:1])[:, None], "return x\n"),
+        (lambda x: x.T - (jnp.zeros(x.shape[0]) / np.float32(1)), "return x.T\n"),
+        (lambda x: x - (jnp.zeros(x.shape[:1]) - np.float32(0))[:, None], "return x\n"),
+        (
+            lambda x: x - (jnp.zeros(x.shape[:1]) + jnp.zeros(x.shape[0]))[:, None],
+            "return x\n",
+        ),
         (lambda x: jnp.broadcast_to(x[:1], x.shape) < x, "x[:1] < x"),
         (lambda x: jnp.where(jnp.ones(x.shape, bool) & (x[:1] > 0), x, 0.0), "x[:1] > 0.0"),
         (lambda x: jnp.repeat(x, 3, axis=1), "jnp.repeat(x, 3, axis=-1)"),

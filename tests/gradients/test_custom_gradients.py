@@ -483,3 +483,25 @@ def test_a_bug_while_comparing_gradients_propagates(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(settle, "first_difference", lambda: None)
     with pytest.raises(DefectError, match=r"TypeError in invert\.gradients\.settle, line"):
         invert.convert(tf.function(triple), X)
+
+
+def test_a_function_with_a_rule_that_returns_a_number_it_was_given() -> None:
+    @tf.custom_gradient
+    def scaled(v: Any, x: Any) -> Any:
+        return (tf.exp(x) * v, v), lambda dy, dv: (dv, 7 * dy * triple(x))
+
+    def f(x: Any) -> Any:
+        return scaled(tf.constant(2.0), x)
+
+    module = invert.convert(tf.function(f), X)
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        want, number = f(x)
+    expected = tape.gradient(want, x)
+    for model in (module, module.model):
+        results = model(X)
+        np.testing.assert_allclose(results[0], want, rtol=1e-6)
+        np.testing.assert_array_equal(results[1], number)
+        gradient = jax.grad(lambda x, model=model: jnp.sum(model(x)[0]))(X)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6)
