@@ -53,8 +53,7 @@ def certify(
     """
     if recovered is raw:  # nothing was recognized
         return Certificate("exact")
-    # If nothing read has 64 bits, the program was not lowered with x64.
-    modes = (x64, not x64) if jaxprs.has_wide_types(raw) else (False,)
+    modes = jaxprs.x64_settings(raw, x64)
     one, two = jaxprs.canonicalize(raw), jaxprs.canonicalize(recovered)
     if equivalent(one, two, constants):
         return Certificate("exact")

@@ -8,6 +8,7 @@ drops it.
 from __future__ import annotations
 
 import functools
+import math
 
 from invert._errors import only_refusals
 from invert.gradients.compare import FAILURES, differences, may_not_end
@@ -30,7 +31,12 @@ def with_bounds(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> MarkedRegion 
     @functools.cache
     def gap(chosen: frozenset[int]) -> float:
         with only_refusals():
-            return sum(differences(region.with_promised_bounds(chosen), raw, x64))
+            total = 0.0
+            for difference in differences(region.with_promised_bounds(chosen), raw, x64):
+                total += difference
+                if math.isinf(total):  # more points change nothing
+                    break
+            return total
 
     try:
         chosen = min(frozenset[int](), frozenset(range(count)), key=gap)

@@ -440,7 +440,7 @@ class GradientResolver:
         wanted = [
             lowered_form(jaxprs.over_constants(f, constants) if constants else f) for f in forms
         ]
-        for x64 in (self.x64, not self.x64):
+        for x64 in jaxprs.x64_settings(open_jaxpr(forms[0]), self.x64):
             try:
                 with only_refusals():
                     again = self._lowered(region, list(held), x64)

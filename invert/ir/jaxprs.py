@@ -549,3 +549,11 @@ def wide_types(jaxpr: Jaxpr) -> frozenset[np.dtype]:
 def has_wide_types(jaxpr: Jaxpr) -> bool:
     """Return whether a value of 64 bits (128 for complex) occurs."""
     return bool(wide_types(jaxpr))
+
+
+def x64_settings(lowered: Jaxpr, x64: bool) -> tuple[bool, ...]:
+    """The settings of `jax_enable_x64` with which a program may have been lowered, `x64` first.
+
+    It was off if nothing has 64 bits.
+    """
+    return (x64, not x64) if has_wide_types(lowered) else (False,)

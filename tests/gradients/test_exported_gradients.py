@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import invert
+from invert.gradients import bounds, settle
 
 X = jnp.arange(5.0) + 1
 OUT_OF_BOUNDS = jnp.array([0, 7, -9])
@@ -660,3 +661,49 @@ def test_a_promise_needs_no_gradient_of_the_artifact() -> None:
     module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
     assert module.report.gradients == ()
     assert module.report.certificate.kind == "exact"
+
+
+@jax.custom_vjp
+def _tamed(x: Any) -> Any:
+    return jnp.sqrt(x)
+
+
+_tamed.defvjp(lambda x: (jnp.sqrt(x), x), lambda x, g: (jnp.where(x > 0, g / (2 + x), 0.0),))
+
+
+def test_a_gradient_of_32_bits_is_lowered_at_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[bool] = []
+    again = settle.raised_again
+
+    def counted(*args: Any, x64: bool, **kwargs: Any) -> Any:
+        widths.append(x64)
+        return again(*args, x64=x64, **kwargs)
+
+    monkeypatch.setattr(settle, "raised_again", counted)
+    module = invert.from_exported(stored(_tamed, jnp.ones(3)))
+    assert "kept" in module.report.gradients[0] and set(widths) == {False}
+
+
+def test_bounds_are_not_compared_further_where_derivatives_are_infinite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points: list[list[float]] = []
+    compare = bounds.differences
+
+    def counted(*args: Any) -> Iterator[float]:
+        points.append([])
+        for gap in compare(*args):
+            points[-1].append(gap)
+            yield gap
+
+    monkeypatch.setattr(bounds, "differences", counted)
+
+    def fn(table: Any, i: Any) -> Any:
+        return _tamed(table[i])
+
+    module = invert.from_exported(stored(fn, jnp.ones(5), jnp.array([0, 3, 9])))
+    assert "kept" in module.report.gradients[0]
+    assert points and all(np.isinf(p[-1]) and np.isfinite(p[:-1]).all() for p in points)
+    table, i = jnp.array([0.0, 1.0, 4.0, 9.0, 0.0]), jnp.array([0, 3, 9])
+    want = jax.grad(lambda t: fn(t, i).sum())(table)
+    np.testing.assert_array_equal(jax.grad(lambda t: module(t, i).sum())(table), want)
