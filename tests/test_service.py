@@ -152,7 +152,7 @@ def test_weights_are_held_once(form: str, tmp_path: Path) -> None:
     assert added < 1.5 * size
 
 
-@pytest.mark.parametrize(("form", "most"), [("text", 3), ("lowered", 2)])
+@pytest.mark.parametrize(("form", "most"), [("text", 3), ("lowered", 2.2)])
 def test_weights_in_a_program_are_not_copied_as_text(
     form: str, most: float, tmp_path: Path
 ) -> None:
