@@ -334,3 +334,30 @@ def lint(directory: Path) -> None:
     tool(sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", select,
          str(directory))  # fmt: skip
     tool(sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(directory))
+
+
+def test_layers_that_compute_in_the_scope_around_them() -> None:
+    def model(weights: Any, i: Any) -> Any:
+        with jax.named_scope("embeddings"):
+            own = weights["embeddings"]
+            x = own["words"]["table"][i] + own["places"]["table"][jnp.arange(i.shape[1])[None]]
+            x = (x + own["types"]["table"][jnp.zeros_like(i)]) * own["norm"]["scale"]
+        with jax.named_scope("head"):
+            return x @ weights["head"]["kernel"]
+
+    shapes = {"words": (9, 4), "places": (6, 4), "types": (2, 4)}
+    tables = {name: {"table": ramp(*shape)} for name, shape in shapes.items()}
+    weights = {
+        "embeddings": {**tables, "norm": {"scale": ramp(4)}},
+        "head": {"kernel": ramp(4, 3)},
+    }
+    types = jax.export.symbolic_args_specs((jnp.zeros((2, 3), int),), "b, t")
+    exported = jax.export.export(jax.jit(model))(weights, *types)
+    module = invert.from_exported(exported, params={"weights": weights})
+    assert "self.types(jnp.zeros((b, t), jnp.int32))" in module.source
+    assert "self.places(jnp.arange(t, dtype=jnp.int32)[None])" in module.source
+    classes = [n for n in ast.parse(module.source).body if isinstance(n, ast.ClassDef)]
+    assert len(classes) == 5  # one for the tables
+    assert all(any(getattr(n, "name", "") == "__call__" for n in c.body) for c in classes)
+    i = jnp.array([[0, -1, 8, 4], [3, 3, 1, 2]])
+    np.testing.assert_array_equal(module.model(i), jax.jit(model)(weights, i))

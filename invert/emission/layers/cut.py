@@ -254,8 +254,8 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     scopes: dict[Var, Path] = {}
     alike: dict[Path, list[Var]] = collections.defaultdict(list)
     for v, path in parameters.items():
-        around = [_without_op(scope_of(eqns[i])) for i in users.get(v, ())]
-        scope = scopes[v] = _without_op(common_prefix(around))
+        around = [without_op(scope_of(eqns[i])) for i in users.get(v, ())]
+        scope = scopes[v] = without_op(common_prefix(around))
         # A layer that several others share has its name in each.
         if len(last := {s[len(scope) :][-1:] for s in around}) == 1:
             scopes[v] = *scope, *next(iter(last))
@@ -274,7 +274,7 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
     return names
 
 
-def _without_op(scope: Path) -> Path:
+def without_op(scope: Path) -> Path:
     while scope and _OP_SCOPE.fullmatch(scope[-1]):
         scope = scope[:-1]
     return scope
@@ -305,7 +305,8 @@ def _place_floating(
 
     An equation without a scope gets the common scope of its producers and users; arguments and
     results are in the outermost scope. A constant that several layers use is computed above them,
-    and so are the rows of a constant of which each layer is given one.
+    and so are the rows of a constant of which each layer is given one, and indices from outside of
+    the layer that looks them up.
     """
     placed = [holds_part(eqn) for eqn in eqns]
     scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
@@ -326,7 +327,7 @@ def _place_floating(
         ahead[i] = (
             (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
         )
-    rows = _rows(eqns, users)
+    rows, indices = _rows(eqns, users), _indices(eqns, users)
     for i in reversed(range(len(eqns))):
         if not floating[i] and not constant[i]:
             continue
@@ -338,7 +339,9 @@ def _place_floating(
         before = [scope for scope in (ahead[i],) if scope is not None]
         given = i in rows or not beside
         own = [scopes[i]] if constant[i] and scopes[i] and given else []
-        scopes[i] = common_prefix([*beside, *before, *own])
+        place = common_prefix([*beside, *before, *own])
+        outside = i in indices and scopes[i] and len(without_op(scopes[i])) < len(place)
+        scopes[i] = place[:-1] if outside and constant[i] else place
 
 
 def _rows(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
@@ -350,6 +353,18 @@ def _rows(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
             found.update(slices)
             squeezed = (j for i in slices for j in users.get(eqns[i].outvars[0], ()))
             found.update(j for j in squeezed if eqns[j].primitive is lax.squeeze_p)
+    return found
+
+
+def _indices(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
+    """The equations that only make indices of lookups."""
+    found = set[int]()
+    for i in reversed(range(len(eqns))):
+        uses = [(v, j) for v in eqns[i].outvars for j in users.get(v, ())]
+        lookups = (j in found or (eqns[j].primitive is lax.gather_p and eqns[j].invars[0] is not v)
+                   for v, j in uses)  # fmt: skip
+        if uses and all(lookups):
+            found.add(i)
     return found
 
 

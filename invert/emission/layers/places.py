@@ -6,9 +6,12 @@ they would say nothing, and no lookup would be written as `x[i]`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from invert._private.jax import Var, dce, names_of, rename_operands, with_names
 from invert.emission.layers.cut import Path
 from invert.ir.graph import Graph, is_number, is_var
+from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
 from invert.ir.types import Atom, Eqn, Jaxpr
 
 # The number of operands before the place, by the primitive.
@@ -28,6 +31,7 @@ def separated(jaxpr: Jaxpr) -> Jaxpr:
     """
     if not any(e.primitive.name in _LOOKUPS for e in jaxpr.eqns):
         return jaxpr
+    jaxpr, indices = _with_indices(jaxpr)
     graph = Graph(jaxpr)
     copies: dict[tuple[Atom, Path | Eqn], Var] = {}
     eqns: list[Eqn] = []
@@ -35,7 +39,7 @@ def separated(jaxpr: Jaxpr) -> Jaxpr:
         scope = names_of(eqn)
         place = scope or eqn
         own: dict[Var, Atom] = {}
-        for step in _steps(graph, eqn):
+        for step in _steps(graph, eqn, indices):
             (out,) = step.outvars
             if (out, place) not in copies:
                 copies[out, place] = Var(out.aval)
@@ -46,15 +50,43 @@ def separated(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr.replace(eqns=eqns))
 
 
-def _steps(graph: Graph, eqn: Eqn) -> list[Eqn]:
-    """The equations that make the place of a lookup from indices, in order."""
+def _with_indices(jaxpr: Jaxpr) -> tuple[Jaxpr, set[Atom]]:
+    """The program with the axis of a place apart where other axes are added to its index.
+
+    A layer then takes the index, `zeros((batch, length))`, and not `zeros((batch, length, 1))`.
+
+    **Returns:** also these indices.
+    """
+    indices: set[Atom] = set()
+    makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns if broadcasts(e) for v in e.outvars}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        made = makers.get(eqn.invars[-1]) if eqn.primitive.name == "gather" else None
+        if made is not None and names_of(made) != names_of(eqn):
+            *shape, size = made.outvars[0].aval.shape
+            dims = made.params["broadcast_dimensions"]
+            given = getattr(made.invars[0].aval, "shape", ())
+            if size == 1 and len(shape) not in dims and tuple(shape) != given:
+                index = Var(made.outvars[0].aval.update(shape=tuple(shape)))
+                place = Var(made.outvars[0].aval)
+                eqns.append(broadcast_in_place_of(made, made.invars[0], index, dims))
+                outer = broadcast_in_place_of(made, index, place, range(len(shape)))
+                eqns.append(with_names(outer, names_of(eqn)))
+                eqn = eqn.replace(invars=[*eqn.invars[:-1], place])
+                indices.add(index)
+        eqns.append(eqn)
+    return dce(jaxpr.replace(eqns=eqns)), indices
+
+
+def _steps(graph: Graph, eqn: Eqn, indices: Collection[Atom]) -> list[Eqn]:
+    """The equations that make the place of a lookup from `indices` or others, in order."""
     first = _LOOKUPS.get(eqn.primitive.name)
     found: set[Eqn] = set()
     pending = [] if first is None else [a for a in eqn.invars[first:] if _is_place(a)]
     while pending:
         atom = pending.pop()
         made = graph.producer(atom, *_LAYOUT, "select_n")
-        if made is None:
+        if made is None or atom in indices:
             continue
         if made.primitive.name != "select_n":
             found.add(made)

@@ -12,9 +12,17 @@ import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from invert._private.jax import names_of, with_names
-from invert.emission.layers.cut import PART, Path, common_prefix, holds_part
+from invert._private.jax import holds_jaxprs, names_of, with_names
+from invert.emission.layers.cut import (
+    PART,
+    Path,
+    common_prefix,
+    holds_part,
+    scope_of,
+    without_op,
+)
 from invert.emission.layers.links import users_of
+from invert.emission.python.naming import stem
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -23,7 +31,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 def scoped(
     jaxpr: Jaxpr, parameters: Mapping[Var, Path], units: Callable[[], Iterable[Iterable[Eqn]]]
 ) -> Jaxpr:
-    """The program with layer names as scopes, if it has no scopes.
+    """The program with layer names as scopes, where it has none.
 
     **Arguments:**
 
@@ -31,12 +39,56 @@ def scoped(
     - `units`: returns groups of equations that are written as one, such as those of a softmax.
     """
     using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
-    if any(map(names_of, using)) or all(len(p) < 2 for p in parameters.values()):
+    if all(len(p) < 2 for p in parameters.values()):
         return jaxpr
+    if any(map(names_of, using)):
+        return _with_inner(jaxpr, parameters, units)
     regions = _Regions(jaxpr, parameters, units())
     regions.find()
     pairs = zip(jaxpr.eqns, regions.places, strict=True)
     return jaxpr.replace(eqns=[with_names(e, place) for e, place in pairs])
+
+
+def _with_inner(
+    jaxpr: Jaxpr, parameters: Mapping[Var, Path], units: Callable[[], Iterable[Iterable[Eqn]]]
+) -> Jaxpr:
+    """The program with scopes for layers that compute in the scope of the layer around them.
+
+    Hugging Face's BERT looks up `embeddings/word_embeddings/weight` in the scope `embeddings`.
+    """
+    scopes = [without_op(scope_of(e)) for e in jaxpr.eqns]
+    users = users_of(jaxpr.eqns)
+    taken = {s[:n] for s in scopes for n in range(1, len(s) + 1)}
+    homes: dict[Path, list[Var]] = collections.defaultdict(list)
+    for v, path in parameters.items():
+        homes[path[:-1]].append(v)
+    around: dict[Path, Path] = {}
+    paths = dict(parameters)
+    for home, held in homes.items():
+        uses = {i for v in held for i in users.get(v, ())}
+        known = {scopes[i] for i in uses}
+        above = known.pop() if len(known) == 1 else ()
+        inner = (*above, *home[-1:])
+        # The steps of a loop become a layer by themselves, as the cell of an LSTM does.
+        if (
+            above
+            and home[-2:-1]
+            and not any(holds_jaxprs(jaxpr.eqns[i]) for i in uses)
+            and stem(above[-1]) == stem(home[-2])
+            and inner not in taken
+        ):
+            around[inner] = above
+            paths |= {v: (*inner, parameters[v][-1]) for v in held}
+    if not around:
+        return jaxpr
+    regions = _Regions(jaxpr, paths, units())
+    regions.places = [() if s in around.values() else s for s in scopes]
+    regions.find(around)
+    scoped = {i: p for i, p in enumerate(regions.places) if p in around}
+    for i, inner in [*scoped.items()]:
+        scoped |= dict.fromkeys(regions.constants_of(i), around[inner])
+    eqns = [with_names(e, scoped[i]) if i in scoped else e for i, e in enumerate(jaxpr.eqns)]
+    return jaxpr.replace(eqns=eqns)
 
 
 def _under(path: Path, above: Path) -> bool:
@@ -94,8 +146,8 @@ class _Regions:
                 self.derived |= dict.fromkeys(eqn.outvars, common_prefix(owners))
             self.producers |= dict.fromkeys(eqn.outvars, i)
 
-    def find(self) -> None:
-        """Find the equations of all layers, from the innermost outwards."""
+    def find(self, only: Mapping[Path, Path] | None = None) -> None:
+        """Find the equations of all layers, or of some, from the innermost outwards."""
         owners = {o for some in self.owners for o in some}
         paths = {o[:n] for o in owners for n in range(1, len(o) + 1)}
         uses: dict[Path, list[int]] = collections.defaultdict(list)
@@ -104,7 +156,7 @@ class _Regions:
                 uses[path].append(i)
         regions: dict[Path, set[int]] = {}
         for path in sorted(paths, key=lambda p: (-len(p), uses[p][0])):
-            if self._only_adds(path, uses[path]):
+            if (only is not None and path not in only) or self._only_adds(path, uses[path]):
                 continue
             seeds = set(uses[path])
             for other, members in regions.items():
@@ -124,6 +176,17 @@ class _Regions:
             regions[path] = region
             for i in region:
                 self.places[i] = self.places[i] or path
+
+    def constants_of(self, i: int) -> set[int]:
+        """The equations of constants that an equation takes."""
+        found: set[int] = set()
+        pending = [i]
+        while pending:
+            atoms = self.eqns[pending.pop()].invars
+            made = {self.producers[a] for a in atoms if is_var(a) and self._is_constant(a)}
+            pending += made - found
+            found |= made
+        return found
 
     def _only_adds(self, path: Path, uses: Sequence[int]) -> bool:
         """Return whether a layer is one table whose rows the layer above adds."""
