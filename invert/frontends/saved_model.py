@@ -270,13 +270,13 @@ def _read(
 
 
 def _is_of_orbax(directory: Path) -> bool:
-    """Return whether a folder is a checkpoint of orbax, or holds those of several steps."""
+    """Return whether a folder is an orbax checkpoint, or holds one for each step."""
     return any(
         next(directory.glob(place + name), None) for name in _ORBAX for place in ("", "*/", "*/*/")
     )
 
 
-# Forms in which TensorFlow writes the graph of a SavedModel too.
+# Other forms in which TensorFlow writes the graph of a SavedModel.
 _OTHER_FORMS = {
     "saved_model.pbtxt": "as text, which is not read",
     "saved_model.cpb": "in several files, which are not read",
@@ -284,14 +284,14 @@ _OTHER_FORMS = {
 
 
 def _other(directory: Path) -> str:
-    """What to do with a folder that has no graph of its own."""
+    """The remedy for a folder without a graph of its own."""
     for name, form in _OTHER_FORMS.items():
         if (directory / name).exists():
             return (
                 f"Its {name} holds the graph {form}: load it with TensorFlow, and save it again "
                 "with the default options."
             )
-    # As TensorFlow Serving and Kaggle have it: a folder for each version.
+    # TensorFlow Serving and Kaggle keep one folder per version.
     inner = [str(f.parent) for f in directory.glob("*/saved_model.pb") if f.is_file()]
     if inner:
         inner.sort(key=lambda name: (len(name), name))

@@ -35,12 +35,12 @@ Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
-# Casts of floats to integers round, too.
+# Casts from floats to integers round as well.
 _ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
-# What is left of a number: quotients and bits of integers, and remainders.
+# These keep part of a number: quotients and bits of integers, and remainders.
 _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical", "and", "or"))
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
-# Conditions that no sample can show to be met.
+# Conditions that samples cannot show to be met.
 _UNSEEN = frozenset(("lookup", "factor"))
 # Comparisons of numbers in 32 bits allow for larger factors.
 _CLOSE_TO_ONE = 1e-3

@@ -71,7 +71,7 @@ _LARGE = 1 << 14
 
 
 def _held_outside(region: MarkedRegion) -> list[dict[Var, Value]]:
-    """Which constants to pass as arguments of the gradient, likeliest choice first.
+    """Choices of the constants to pass to the gradient as arguments, likeliest first.
 
     The derivative of a `scan` reads the rows of an argument or a JAX array again, but stores those
     of a NumPy array.

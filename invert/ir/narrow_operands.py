@@ -53,6 +53,10 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
     return dce(replaced(jaxpr, narrower))
 
 
+# Their functions in `jax.numpy` broadcast operands, too.
+_IMPLICIT = _BROADCASTING | {"select_n", "clamp"}
+
+
 def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
     """Let operations take a broadcast that the program has anyway, as a person names it once.
 
@@ -94,10 +98,6 @@ def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
             placed.update(eqn.outvars)
     return dce(jaxpr.replace(eqns=eqns))
-
-
-# Their functions in `jax.numpy` broadcast operands, too.
-_IMPLICIT = _BROADCASTING | {"select_n", "clamp"}
 
 
 def _with_narrow_indices(jaxpr: Jaxpr) -> Jaxpr:

@@ -125,7 +125,9 @@ def test_parameters_used_elsewhere_are_not_part_of_a_cell() -> None:
 
         return lax.scan(step, jnp.zeros((x.shape[0], 4)), _steps(x))[0] @ u
 
-    _emitted(run, [w, u], x)
+    source = _emitted(run, [w, u], x).source
+    assert "arg1" not in _class(source, "Cell")
+    assert "self.cell(h, x, self.arg1)" in source
 
 
 @pytest.mark.parametrize("split", [False, True])

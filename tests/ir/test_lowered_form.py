@@ -110,11 +110,11 @@ def _loop(order: Sequence[int], *, steps: Sequence[Any] = (1, 2.0, 3.0)) -> Call
             new = {0: values[0] + steps[0], 1: values[1] * steps[1], 2: values[2] * steps[2]}
             return tuple(new[i] for i in order)
 
-        def test(carry: tuple[Any, ...]) -> jax.Array:
+        def goes_on(carry: tuple[Any, ...]) -> jax.Array:
             return carry[order.index(0)] < 5
 
         start = {0: 0, 1: x, 2: x}
-        end = lax.while_loop(test, body, tuple(start[i] for i in order))
+        end = lax.while_loop(goes_on, body, tuple(start[i] for i in order))
         return end[order.index(1)] - end[order.index(2)]
 
     return run

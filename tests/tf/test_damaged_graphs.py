@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -99,12 +100,13 @@ def _simple() -> object:
     return g.as_graph_def()
 
 
-def _refused(change, match, error=invert.MalformedModelError):
+def _refusal(change):
     graph = v1.GraphDef()
     graph.CopyFrom(_simple())
     change({n.name: n for n in graph.node})
-    with pytest.raises(error, match=match):
+    with pytest.raises(invert.MalformedModelError) as error:
         invert.convert_graphdef(graph, ["x:0"], ["out:0"])
+    return str(error.value)
 
 
 def _set(node, key, **value):
@@ -128,7 +130,7 @@ def _set(node, key, **value):
     ],
 )
 def test_one_damage(change, match):
-    _refused(change, match)
+    assert re.search(match, _refusal(change))
 
 
 def test_all_damage_at_once():
@@ -136,7 +138,7 @@ def test_all_damage_at_once():
         nodes["sum"].attr.pop("T")
         nodes["parts"].attr.pop("T")
 
-    _refused(change, r"(?s)tf.Sum: lacks.*tf.Split: lacks")
+    assert re.search(r"(?s)tf.Sum: lacks.*tf.Split: lacks", _refusal(change))
 
 
 def test_attributes_that_the_op_lets_be_omitted():

@@ -50,7 +50,7 @@ class Made:
 
 
 class Initializers:
-    """The constructors of a file, from the innermost class outwards.
+    """Writes the constructors of a file, innermost class first.
 
     **Arguments:**
 
@@ -74,7 +74,7 @@ class Initializers:
         self.written: dict[Class, Made] = {}
         # Arguments that the model does not have.
         self.as_numbers: set[str] = set()
-        # Classes with a fixed number of heads: it is one, or other arrays have it too.
+        # Classes whose number of heads is fixed: it is one, or other arrays share it.
         self.counted: set[Class] = set()
         # The classes whose arguments and results have no axis of heads.
         self.heads_apart: set[Class] = set()

@@ -275,6 +275,7 @@ def named_by_scope(eqns: Sequence[Eqn], parameters: Mapping[Var, Path]) -> dict[
 
 
 def without_op(scope: Path) -> Path:
+    """A scope without those of TensorFlow's ops at its end."""
     while scope and _OP_SCOPE.fullmatch(scope[-1]):
         scope = scope[:-1]
     return scope
@@ -449,7 +450,7 @@ class _Cutter:
         nodes: list[tuple[int, str | None, list[int]]] = []
         for part in parts:
             names = {name for i in part if isinstance(name := group[i], str)}
-            # The calls of a part may not be inside of a layer that others precede or follow.
+            # Calls of a part between the steps of a layer are not inside it.
             between = any(isinstance(group[i], int) and holds_part(self.eqns[i]) for i in part)
             if len(names) == 1 and not between:
                 nodes.append((min(part), names.pop(), sorted(part)))

@@ -184,7 +184,7 @@ class Lists:
 
     @staticmethod
     def _are_used(layer: Layer, inside: Set[Eqn], last: Var) -> bool:
-        """Return whether other steps use results of these, except the last one."""
+        """Return whether other steps use a result of these steps other than the last."""
         made = {v for e in inside for v in e.outvars} - {last}
         return not made.isdisjoint(_read_outside(layer, inside))
 
@@ -430,7 +430,7 @@ def _given(layer: Layer) -> Callable[[Atom, Atom], bool]:
 
 
 def _read_outside(layer: Layer, inside: Set[Eqn]) -> list[Var]:
-    """The variables that other steps of a layer read, or that it returns."""
+    """The variables that the other steps of a layer read or that it returns."""
     atoms = [a for s in layer.steps if s not in inside for a in s.invars]
     return [a for a in (*atoms, *layer.outputs) if is_var(a)]
 
@@ -602,7 +602,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(values: Sequence[Atom], makers: Mapping[Atom, Eqn]) -> _Parts | None:
-    """The array that these values are all parts, or the first rows, of."""
+    """The array whose parts, all of them or the first rows, are these values."""
     found = [way for value in values if (way := _way(value, makers)) is not None]
     if len(found) < len(values):
         return None

@@ -84,10 +84,10 @@ def _with_inner(
     regions = _Regions(jaxpr, paths, units())
     regions.places = [() if s in around.values() else s for s in scopes]
     regions.find(around)
-    scoped = {i: p for i, p in enumerate(regions.places) if p in around}
-    for i, inner in [*scoped.items()]:
-        scoped |= dict.fromkeys(regions.constants_of(i), around[inner])
-    eqns = [with_names(e, scoped[i]) if i in scoped else e for i, e in enumerate(jaxpr.eqns)]
+    places = {i: p for i, p in enumerate(regions.places) if p in around}
+    for i, inner in [*places.items()]:
+        places |= dict.fromkeys(regions.constants_of(i), around[inner])
+    eqns = [with_names(e, places[i]) if i in places else e for i, e in enumerate(jaxpr.eqns)]
     return jaxpr.replace(eqns=eqns)
 
 
