@@ -44,7 +44,7 @@ from invert.gradients.rules import (
     stopped,
     with_calls,
 )
-from invert.gradients.stop_gradient import with_needed_stops, with_stops
+from invert.gradients.stop_gradient import with_needed_stops, with_stopped_maxima, with_stops
 from invert.gradients.straight_through import with_passed_derivatives
 from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
@@ -252,6 +252,9 @@ class GradientResolver:
                 return self._plain(needed, f"agrees with autodiff{put_back}")
             if variant is not None:
                 return self._agrees(region, "agrees with autodiff")
+            shifted = with_stopped_maxima(region) if from_jax else None
+            if shifted is not None and self.cache.is_proved(shifted, raw, self._is_proved):
+                return self._plain(shifted, f"agrees with autodiff{put_back}")
             if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
                 return rule
             reason = self.cache.difference(region, raw, self._difference)

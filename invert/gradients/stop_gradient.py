@@ -29,8 +29,10 @@ from invert._private.jax import (
 from invert.gradients.compare import FAILURES, beyond_rounding, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
+from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.interpret import bind, evaluate
+from invert.ir.jaxprs import equations
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import samples as sizes_of
 from invert.ir.substitution import substitute
@@ -197,6 +199,39 @@ def _stopped(eqn: Eqn, *operands: Value) -> Sequence[Value]:
         [x if isinstance(a, Literal) else jax.lax.stop_gradient(x)
          for a, x in zip(eqn.invars, operands, strict=True)],
     )  # fmt: skip
+
+
+def with_stopped_maxima(region: MarkedRegion) -> MarkedRegion | None:
+    """The region with `stop_gradient` on each maximum that is subtracted from its array, if any.
+
+    `jax.nn.softmax`, `log_softmax` and `logsumexp` have it, but a program that holds their
+    derivative contains only parts of them. The stop changes no value of the gradient, so that a
+    search would not find it.
+    """
+    found = frozenset(_subtracted_maxima(equations(open_jaxpr(region.forward))))
+    return region.with_instead(found.__contains__, _with_stopped_results) if found else None
+
+
+def _subtracted_maxima(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
+    # The maxima that a value is made of, with the arrays that they are of.
+    made: dict[Atom, list[tuple[Eqn, Atom]]] = {}
+    for eqn in eqns:
+        operands = [made.get(a, []) if isinstance(a, Var) else [] for a in eqn.invars]
+        name = eqn.primitive.name
+        if name == "reduce_max":
+            made[eqn.outvars[0]] = [(eqn, eqn.invars[0])]
+        elif name == "sub":
+            yield from (largest for largest, x in operands[1] if x is eqn.invars[0])
+        elif name in _KEEPING or kinds.called(eqn) is not None:
+            made |= dict.fromkeys(eqn.outvars, list(itertools.chain(*operands)))
+
+
+# What happens to a maximum before it is subtracted: infinite ones become 0.
+_KEEPING = kinds.LAYOUT | {"max", "select_n", "convert_element_type"}
+
+
+def _with_stopped_results(eqn: Eqn, *operands: Value) -> Sequence[Value]:
+    return list(map(jax.lax.stop_gradient, bind(eqn, list(operands))))
 
 
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:

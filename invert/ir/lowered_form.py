@@ -17,6 +17,7 @@ from invert.ir.carries import equal_carries, sharing
 from invert.ir.closed_over import order_of_use, with_each_operand_once
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
+from invert.ir.narrow_operands import BROADCASTING, is_implied, narrowable
 from invert.ir.passes import Made
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
@@ -95,10 +96,29 @@ class _Simplest:
                 )
             self._broadcasts[eqn.outvars[0]] = eqn
             return None if before is None else ([eqn], eqn.outvars)
+        if eqn.primitive.name in BROADCASTING:
+            return self._narrowed(eqn)
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
         whole = _whole(eqn) or _undone(eqn, self._of_keys)
         return None if whole is None else ([], [whole])
+
+    def _narrowed(self, eqn: Eqn) -> Made | None:
+        """An equation on operands before their broadcasts, which it performs itself when lowered.
+
+        Raising does the same, but not where a call is between the two.
+        """
+        makers = [None if isinstance(a, Literal) else self._broadcasts.get(a) for a in eqn.invars]
+        if not any(makers):
+            return None
+        narrow = [
+            a if m is None or not is_implied(m) else m.invars[0]
+            for a, m in zip(eqn.invars, makers, strict=True)
+        ]
+        wide = [a.aval.shape for a in eqn.invars]
+        can = narrowable(eqn.outvars[0].aval.shape, wide, [a.aval.shape for a in narrow])
+        operands = [n if c else a for a, n, c in zip(eqn.invars, narrow, can, strict=True)]
+        return [eqn.replace(invars=operands)], eqn.outvars
 
 
 def _whole(eqn: Eqn) -> Atom | None:

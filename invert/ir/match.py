@@ -23,6 +23,8 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.hints import is_hint
+from invert.ir.jaxprs import broadcasts
+from invert.ir.narrow_operands import is_implied
 from invert.ir.order import reached
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Params, Value
 
@@ -171,8 +173,23 @@ class Match:
         self._trail.append(eqn)
         for a, b in zip(eqn.outvars, target.outvars, strict=True):
             self._set_atom(a, b)
-        pending.extend(zip(eqn.invars, target.invars, strict=True))
+        for a, b in zip(eqn.invars, target.invars, strict=True):
+            is_wide = a.aval.shape == b.aval.shape or isinstance(b, Literal)
+            pending.append((a, b if is_wide else self._broadcast(b, a)))
         return True
+
+    def _broadcast(self, narrow: Atom, atom: Atom) -> Atom:
+        """The program's broadcast of an operand, where the template has it at its full shape.
+
+        Raising lets operations broadcast their operands themselves, which it sees in the program,
+        but not in a template that takes the broadcast as an argument.
+        """
+        known = self.atoms.get(atom)
+        for eqn in self.graph.users.get(narrow, ()):
+            if broadcasts(eqn) and is_implied(eqn) and eqn.outvars[0].aval.shape == atom.aval.shape:
+                if known is None or known is eqn.outvars[0]:
+                    return eqn.outvars[0]
+        return narrow
 
     def _set_atom(self, atom: Atom, found: Atom) -> None:
         self.atoms[atom] = found

@@ -6,6 +6,7 @@ Indices that it widens are among them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
+from typing import TypeAlias
 
 import numpy as np
 from jax import lax
@@ -15,14 +16,45 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
 from invert.ir.passes import replaced
+from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
-# Operations on two arrays that broadcast axes of size one themselves.
-_BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or pow rem sub xor".split())
+# Operations on two arrays that broadcast scalars and axes of size one themselves.
+BROADCASTING = kinds.COMPARISONS | frozenset("add and div max min mul or pow rem sub xor".split())
+_Shape: TypeAlias = tuple[DimSize, ...]
+
 # Products that take whole arrays.
 _MATRIX_PRODUCTS = kinds.PRODUCTS - {"mul"}
 # The identity element of each operation, as its second operand.
 _NEUTRAL = {"and": True, "or": False}
+
+
+def narrowable(shape: _Shape, wide: Sequence[_Shape], narrow: Sequence[_Shape]) -> list[bool]:
+    """Which operands can have their shapes before a broadcast, so that a result has `shape`.
+
+    The first ones stay broadcast where not all of them can.
+
+    **Arguments:**
+
+    - `wide`, `narrow`: the shapes of the operands after and before.
+    """
+    shapes = list(narrow)
+    for i, before in enumerate(narrow):
+        sizes = [s for s in shapes if s] or [()]
+        # The size other than one, if any: open sizes cannot be compared with it.
+        if tuple(max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)) == shape:
+            break
+        if before != wide[i]:
+            shapes[i] = wide[i]
+    return [before == now for before, now in zip(narrow, shapes, strict=True)]
+
+
+def is_implied(broadcast: Eqn) -> bool:
+    """Return whether operations on two arrays broadcast so: scalars, and axes of size one."""
+    shape, dimensions = (broadcast.params[k] for k in ("shape", "broadcast_dimensions"))
+    return not broadcast.invars[0].aval.shape or (
+        tuple(dimensions) == tuple(range(len(shape))) and 0 not in shape
+    )
 
 
 def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
@@ -47,14 +79,14 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
 
     def narrower(eqn: Eqn) -> Sequence[Eqn] | None:
         before = [makers.get(a) if is_var(a) else None for a in eqn.invars]
-        applies = eqn.primitive.name in _BROADCASTING and any(before)
+        applies = eqn.primitive.name in BROADCASTING and any(before)
         return _narrowed(eqn, before) if applies else None
 
     return dce(replaced(jaxpr, narrower))
 
 
 # Their functions in `jax.numpy` broadcast operands, too.
-_IMPLICIT = _BROADCASTING | {"select_n", "clamp"}
+_IMPLICIT = BROADCASTING | {"select_n", "clamp"}
 
 
 def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
@@ -83,7 +115,7 @@ def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
     placed: set[Var] = set()
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _BROADCASTING:
+        if eqn.primitive.name in BROADCASTING:
             shape = eqn.outvars[0].aval.shape
             operands = list(eqn.invars)
             for i, atom in ((i, a) for i, a in enumerate(operands) if is_var(a)):

@@ -12,6 +12,7 @@ from jax import lax
 from invert._errors import InvertError
 from invert._private.jax import is_tracer
 from invert.ir.arrays import converted
+from invert.ir.narrow_operands import narrowable
 from invert.ir.size_algebra import Sizes, apply
 from invert.ir.sizes import as_value
 from invert.ir.types import Aval, JaxFunction
@@ -27,18 +28,11 @@ from invert.stablehlo.ops.values import plain
 
 
 def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
-    shape = operands[0].shape
-    scalars = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
-    narrow = [x if f is None else f[1] for x, f in zip(operands, scalars, strict=True)]
-    for i, f in enumerate(scalars):
-        sizes = [x.shape for x in narrow if x.shape] or [()]
-        # The size other than one, if any: open sizes cannot be compared with it.
-        wide = [max(axis, key=lambda n: n != 1) for axis in zip(*sizes, strict=True)]
-        if tuple(wide) == shape:
-            break
-        if f is not None:
-            narrow[i] = operands[i]
-    return narrow
+    found = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
+    narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
+    shapes = [x.shape for x in operands]
+    can = narrowable(shapes[0], shapes, [x.shape for x in narrow])
+    return [n if c else x for x, n, c in zip(operands, narrow, can, strict=True)]
 
 
 def _abs(x: Value) -> Value:
