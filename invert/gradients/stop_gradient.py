@@ -223,7 +223,8 @@ def _subtracted_maxima(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
         elif name == "sub":
             yield from (largest for largest, x in operands[1] if x is eqn.invars[0])
         elif name in _KEEPING or kinds.called(eqn) is not None:
-            made |= dict.fromkeys(eqn.outvars, list(itertools.chain(*operands)))
+            found = list(itertools.chain(*operands))
+            made |= dict.fromkeys(eqn.outvars, found)
 
 
 # What happens to a maximum before it is subtracted: infinite ones become 0.

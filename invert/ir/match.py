@@ -174,8 +174,8 @@ class Match:
         for a, b in zip(eqn.outvars, target.outvars, strict=True):
             self._set_atom(a, b)
         for a, b in zip(eqn.invars, target.invars, strict=True):
-            is_wide = a.aval.shape == b.aval.shape or isinstance(b, Literal)
-            pending.append((a, b if is_wide else self._broadcast(b, a)))
+            is_narrow = is_var(a) and is_var(b) and a.aval.shape != b.aval.shape
+            pending.append((a, self._broadcast(b, a) if is_narrow else b))
         return True
 
     def _broadcast(self, narrow: Atom, atom: Atom) -> Atom:
@@ -186,9 +186,10 @@ class Match:
         """
         known = self.atoms.get(atom)
         for eqn in self.graph.users.get(narrow, ()):
-            if broadcasts(eqn) and is_implied(eqn) and eqn.outvars[0].aval.shape == atom.aval.shape:
-                if known is None or known is eqn.outvars[0]:
-                    return eqn.outvars[0]
+            (out, *_) = eqn.outvars
+            fits = broadcasts(eqn) and is_implied(eqn) and out.aval.shape == atom.aval.shape
+            if fits and (known is None or known is out):
+                return out
         return narrow
 
     def _set_atom(self, atom: Atom, found: Atom) -> None:
