@@ -13,7 +13,7 @@ import math
 from invert._errors import only_refusals
 from invert.gradients.compare import FAILURES, differences, may_not_end
 from invert.gradients.region import MarkedRegion
-from invert.ir.types import AnyJaxpr
+from invert.ir.types import AnyJaxpr, Eqn
 
 # Each candidate is compiled.
 _MAX_GATHERS = 12
@@ -24,27 +24,27 @@ def with_bounds(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> MarkedRegion 
 
     The search is greedy: each step changes the gather that helps most. `None` if it fails.
     """
-    count = region.clipped
-    if not 0 < count <= _MAX_GATHERS or may_not_end(raw) or may_not_end(region.forward):
+    found = region.clipped
+    if not 0 < len(found) <= _MAX_GATHERS or may_not_end(raw) or may_not_end(region.forward):
         return None
 
     @functools.cache
-    def gap(chosen: frozenset[int]) -> float:
+    def gap(chosen: frozenset[Eqn]) -> float:
         with only_refusals():
             total = 0.0
-            for difference in differences(region.with_promised_bounds(chosen), raw, x64):
+            for difference in differences(region.promising(chosen), raw, x64):
                 total += difference
                 if math.isinf(total):  # more points change nothing
                     break
             return total
 
     try:
-        chosen = min(frozenset[int](), frozenset(range(count)), key=gap)
+        chosen = min(frozenset[Eqn](), frozenset(found), key=gap)
         while gap(chosen) > 0:
-            best = min((chosen ^ {i} for i in range(count)), key=gap)
+            best = min((chosen ^ {eqn} for eqn in found), key=gap)
             if gap(best) >= gap(chosen):
                 return None
             chosen = best
     except FAILURES:
         return None
-    return region.with_promised_bounds(chosen)
+    return region.promising(chosen)

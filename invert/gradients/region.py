@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import eval_closed, trace_closed
 from invert.ir import jaxprs, meshes
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
-from invert.ir.lookups import clips, with_promised_bounds
+from invert.ir.lookups import undecided, with_promised_bounds
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import is_open
 from invert.ir.types import (
@@ -176,19 +175,14 @@ class MarkedRegion:
         other.forward = forward
         return other
 
-    @functools.cached_property
-    def clipped(self) -> int:
-        """The number of gathers that clip their indices."""
-        return sum(map(clips, jaxprs.equations(open_jaxpr(self.forward))))
+    @property
+    def clipped(self) -> list[Eqn]:
+        """The lookups and updates that may promise that their indices are in bounds."""
+        return undecided(self.forward)
 
-    def with_promised_bounds(self, chosen: Container[int]) -> MarkedRegion:
-        """The region, with these gathers promised to be in bounds."""
-        count = itertools.count()
-
-        promised = with_promised_bounds(
-            self.forward, lambda eqn: clips(eqn) and next(count) in chosen
-        )
-        return self.with_forward(promised)
+    def promising(self, chosen: Container[Eqn] | None = None) -> MarkedRegion:
+        """The region, with these of `clipped` promised to be in bounds, all by default."""
+        return self.with_forward(with_promised_bounds(self.forward, chosen))
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands, constants first, and the cotangents."""

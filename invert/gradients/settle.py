@@ -66,6 +66,15 @@ Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost"]
 _STORED = "; second derivatives are those of the container"
 _NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
 
+
+def _compares_numbers(program: AnyJaxpr) -> bool:
+    """Return whether a program compares numbers that have derivatives with others."""
+    return any(
+        e.primitive.name == "eq" and is_differentiable(e.invars[0].aval)
+        for e in jaxprs.equations(open_jaxpr(program))
+    )
+
+
 # Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
 
@@ -139,6 +148,25 @@ class Outcome:
 
     def __str__(self) -> str:
         return f"{self.location}: {self.text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variant:
+    """A region that may have derivatives that the lowered program does not show.
+
+    `stops`: where derivatives stop; `promises`: whether its lookups promise bounds.
+    """
+
+    region: MarkedRegion
+    stops: bool = False
+    promises: bool = False
+
+    def promising(self) -> _Variant:
+        return _Variant(self.region.promising(), self.stops, True)
+
+    def __str__(self) -> str:
+        stops = ", with stop_gradient put back" if self.stops else ""
+        return f"{stops}, where gathers promise bounds" if self.promises else stops
 
 
 @dataclasses.dataclass
@@ -235,41 +263,44 @@ class GradientResolver:
         # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
-        needed = with_needed_stops(region) if from_jax and checks else None
-        region = needed or region
-        promised = region.with_promised_bounds(range(region.clipped))
-        if checks:
-            put_back = ", with stop_gradient put back"
-            variants = [region] if from_jax else []
-            if from_jax and region.clipped:
-                # A proof that fails takes as long as one that holds.
-                variants.insert(0 if adds_without_clipping(raw) else 1, promised)
-            proved = (v for v in variants if self.cache.is_proved(v, raw, self._is_proved))
-            variant = next(proved, None)
-            if variant is promised:
-                return self._plain(promised, "agrees with autodiff, where gathers promise bounds")
-            if variant is not None and needed is not None:
-                return self._plain(needed, f"agrees with autodiff{put_back}")
-            if variant is not None:
-                return self._agrees(region, "agrees with autodiff")
-            shifted = with_stopped_maxima(region) if from_jax else None
-            if shifted is not None and self.cache.is_proved(shifted, raw, self._is_proved):
-                return self._plain(shifted, f"agrees with autodiff{put_back}")
-            if from_jax and (rule := self._checkpointed(region, promised, raw)) is not None:
+        variants = self._variants(region, raw) if from_jax and checks else [_Variant(region)]
+        region = next(v.region for v in variants if not v.promises)
+        if checks and from_jax:
+            for variant in variants:
+                if self.cache.is_proved(variant.region, raw, self._is_proved):
+                    return self._as_autodiff(variant)
+            if (rule := self._checkpointed(variants, raw)) is not None:
                 return rule
-            reason = self.cache.difference(region, raw, self._difference)
-            if not reason and needed is not None:
-                return self._plain(needed, f"agrees with autodiff numerically{put_back}")
-            if not reason:
-                return self._agrees(region, "agrees with autodiff numerically")
+        if checks:
+            for variant in (v for v in variants if not v.promises):
+                reason = self.cache.difference(variant.region, raw, self._difference)
+                if not reason:
+                    return self._as_autodiff(variant, " numerically")
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, region.results, "stop_gradient")
-        if checks and from_jax and (rule := self._adjusted(region, promised, raw)) is not None:
+        if checks and from_jax and (rule := self._adjusted(region, raw)) is not None:
             return rule
         if checks and (rule := self._calling_itself(region, raw)) is not None:
             return rule
         return self._kept(region, raw, reason)
+
+    def _variants(self, region: MarkedRegion, raw: ClosedJaxpr) -> list[_Variant]:
+        """Regions that lower to the same program and have other derivatives, likeliest first.
+
+        A proof that fails takes as long as one that holds.
+        """
+        needed = with_needed_stops(region)
+        found = [_Variant(region) if needed is None else _Variant(needed, stops=True)]
+        if (maxima := with_stopped_maxima(found[0].region)) is not None:
+            # The derivative of a maximum compares it with the numbers.
+            found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
+        promising = [v.promising() for v in found if v.region.clipped]
+        return [*promising, *found] if adds_without_clipping(raw) else [*found, *promising]
+
+    def _as_autodiff(self, variant: _Variant, how: str = "") -> Rule | None:
+        told = f"agrees with autodiff{how}{variant}"
+        return (self._plain if str(variant) else self._agrees)(variant.region, told)
 
     def _kept(self, region: MarkedRegion, raw: ClosedJaxpr, reason: str) -> Rule:
         """The container's gradient as a rule."""
@@ -285,28 +316,24 @@ class GradientResolver:
         self._say(region.gradient, told, kind)
         return rule
 
-    def _checkpointed(
-        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
-    ) -> Rule | None:
-        """A variant of the region that recomputes steps of loops and whose autodiff agrees."""
-        told = "agrees with autodiff, with checkpoints put back"
-        variants = [(region, told), (promised, f"{told}, where gathers promise bounds")]
-        for variant, message in variants if region.clipped else variants[:1]:
+    def _checkpointed(self, variants: Sequence[_Variant], raw: ClosedJaxpr) -> Rule | None:
+        """A variant that recomputes steps of loops and whose autodiff agrees."""
+        for variant in variants:
             try:
                 with only_refusals(), jax.enable_x64(self.x64):
-                    candidates = list(with_checkpoints(variant, raw))
+                    candidates = list(with_checkpoints(variant.region, raw))
             except FAILURES:
                 return None
             for candidate in candidates:
                 if self._is_proved(candidate, raw):
-                    return self._plain(candidate, message)
+                    told = f"agrees with autodiff, with checkpoints put back{variant}"
+                    return self._plain(candidate, told)
         return None
 
-    def _adjusted(
-        self, region: MarkedRegion, promised: MarkedRegion, raw: ClosedJaxpr
-    ) -> Rule | None:
+    def _adjusted(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
         """A variant of the region whose autodiff agrees, in which derivatives stop or pass."""
-        for variant in (region, promised) if region.clipped else (region,):
+        variants = [region, *([region.promising()] if region.clipped else ())]
+        for variant in variants:
             passed = list(with_passed_derivatives(variant))
             through = "agrees with autodiff, passed straight through roundings"
             for candidate in passed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
@@ -10,7 +10,7 @@ from jax.lax import GatherScatterMode as Mode
 from invert._private.jax import dce, names_of, open_jaxpr, with_names
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
-from invert.ir.jaxprs import equations, map_equations
+from invert.ir.jaxprs import equations, fills, map_equations
 from invert.ir.passes import replaced
 from invert.ir.sizes import DimSize
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
@@ -57,16 +57,46 @@ def adds_without_clipping(program: AnyJaxpr) -> bool:
     return not clipped and any(e.primitive.name == "scatter-add" for e in found)
 
 
-def with_promised_bounds(program: J, chosen: Callable[[Eqn], bool] = clips) -> J:
-    """A program whose clipping gathers promise that their indices are in bounds.
+def undecided(program: AnyJaxpr) -> list[Eqn]:
+    """The lookups and updates of numbers that may promise that their indices are in bounds.
 
-    Both lower to the same op. Of an index out of bounds, the derivative differs.
+    They lower to the same op if they do, but have another derivative: out of bounds, the one drops
+    what the other passes on. Updates of zeros are derivatives of lookups. Where the program looks
+    up the same places, they do as that lookup does.
     """
+    found = [*equations(open_jaxpr(program))]
+    looked_up = {e.invars[1] for e in found if e.primitive.name == "gather"}
+    zeros = {e.outvars[0] for e in found if fills(e) and literal(e.invars[0]) == 0}
+    return [e for e in found if clips(e) or (_adds_to(zeros, e) and e.invars[1] not in looked_up)]
+
+
+def _adds_to(zeros: Container[Atom], eqn: Eqn) -> bool:
+    """Return whether an equation adds numbers to zeros at indices, but for those out of bounds."""
+    is_dropped = eqn.primitive.name == "scatter-add" and eqn.params["mode"] == Mode.FILL_OR_DROP
+    return (
+        is_dropped
+        and is_var(x := eqn.invars[0])
+        and x in zeros
+        and is_differentiable(eqn.outvars[0].aval)
+    )
+
+
+def with_promised_bounds(program: J, chosen: Container[Eqn] | None = None) -> J:
+    """A program whose lookups and updates promise that their indices are in bounds.
+
+    **Arguments:**
+
+    - `chosen`: some of `undecided`; all by default.
+    """
+    chosen = undecided(program) if chosen is None else chosen
+    found = [*equations(open_jaxpr(program))]
+    places = {e.invars[1] for e in found if e.primitive.name == "gather" and e in chosen}
+    zeros = {e.outvars[0] for e in found if fills(e) and literal(e.invars[0]) == 0}
 
     def change(eqn: Eqn) -> Eqn:
-        if not chosen(eqn):
-            return eqn
-        return eqn.replace(params={**eqn.params, "mode": Mode.PROMISE_IN_BOUNDS})
+        if eqn in chosen or (_adds_to(zeros, eqn) and eqn.invars[1] in places):
+            return eqn.replace(params={**eqn.params, "mode": Mode.PROMISE_IN_BOUNDS})
+        return eqn
 
     return map_equations(program, change)
 
