@@ -197,6 +197,7 @@ class Classes:
         # The methods of layers, by all that they depend on, and those that are one of these.
         self._written: dict[Hashable, Written] = {}
         self._one: dict[Layer, Written] = {}
+        self._neutral_texts: dict[tuple[str, ...], tuple[str, ...]] = {}
         # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -264,7 +265,11 @@ class Classes:
 
     def _again(self, layer: Layer) -> bool:
         """Return whether a layer is called several times."""
-        return layer.same is not None or any(x.same is layer for x in self.tree.names)
+        return layer.same is not None or layer in self._repeated
+
+    @functools.cached_property
+    def _repeated(self) -> set[Layer | None]:
+        return {x.same for x in self.tree.names}
 
     def _loop(self, body: Body, eqn: Loop) -> Placed:
         field, _, _ = self.tree.names[eqn.layer].partition(".")
@@ -417,10 +422,17 @@ class Classes:
         return (
             # Modules that compute nothing are also distinguished by name.
             "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
-            draft.keys(),
+            self._neutral(draft),
             tuple(kinds.items()),
             arrays,
         )
+
+    def _neutral(self, draft: Draft) -> tuple[str, ...]:
+        """The texts of a layer as `Draft.keys`, which follow from `Draft.texts`."""
+        texts = tuple(draft.texts)
+        if texts not in self._neutral_texts:
+            self._neutral_texts[texts] = draft.keys()
+        return self._neutral_texts[texts]
 
     def _kinds(self, draft: Draft) -> options.Fields:
         """The kinds of the fields by name, and those of the arrays with their fields."""
@@ -560,23 +572,42 @@ class Classes:
         """The method of a layer and the names of its arguments, if an equal one is known."""
         own = self.own(layer)
         program = self._program(layer, [*own, *layer.inputs])
-        key = key_of(program, layer.path, self.wanted(layer))
-        if key is None:
+        found = key_of(program, layer.path, self.wanted(layer), self._call_key)
+        if found is None:
             return None
         fields = tuple([self.tree.places[layer][v] for v in own])
         taken = len(self.file.names.taken)
+        key, free = found
         key = key, fields, tuple(hints), taken
         known = self._written.get(key)
-        copied = known.copied(program) if known is not None else None
+        copied = known.copied(program, free) if known is not None else None
         if known is not None and copied is not None:
             method, self._named[layer] = copied
         else:
             method, names = self._new(layer, hints, kinds)
-            known = Written(program, method, names, self._named[layer])
+            known = Written(program, free, method, names, self._named[layer])
             if taken == len(self.file.names.taken):
                 self._written[key] = known
         self._one[layer] = known
         return method, known.arguments
+
+    def _call_key(self, call: LayerCall) -> Hashable | None:
+        """All that the text of a call depends on, but its operands; `None` if that is more."""
+        layer = call.layer
+        alone = layer.native is None and not (layer.count or layer.arguments or self._again(layer))
+        if not alone or any(map(is_key, layer.inputs)):
+            return None
+        memory, passed = self._memories.of(layer), self.lists.passed(call)
+        inside = tuple([(self._named[layer].get(v), v in passed) for v in call.outvars])
+        inputs = tuple([memory.get(v) for v in layer.inputs])
+        place = self._methods[layer], self.tree.names[layer]
+        listed = place[1].split(".")[-1].isdigit()
+        name = (
+            layer.name == "cell",
+            is_automatic(without_number(layer.name)),
+            (of_layer(layer.name) if listed else ""),
+        )
+        return place, name, bool(parameters_of(layer)), bool(residuals(layer)), inside, inputs
 
     def _new(
         self, layer: Layer, hints: Sequence[str], kinds: Sequence[ast.expr]
