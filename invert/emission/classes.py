@@ -68,7 +68,7 @@ from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import TiesOf, carried
 from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
-from invert.emission.model_sizes import ModelSizes
+from invert.emission.model_sizes import ModelSizes, Seen
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
@@ -908,14 +908,17 @@ class Classes:
             return False
         scaled = self._scaled[outer]
         made, place = self.inits.made(scaled.node)
-        return self._sizes.refine(
-            scaled,
-            made.arguments,
-            place,
-            self.size_names,
+        seen = Seen(
+            scaled=scaled,
+            arguments=made.arguments,
+            place=place,
+            has_width=self.size_names.has_width,
+            has_one_width=bool(self.size_names.width),
             inside={*self._twins.numbers_inside(scaled.source, whole=False)},
             limits={n for m in outer.drafts[0].methods for n in limits_of(m)},
         )
+        options = self.inits.counted, self.inits.heads_apart, self.inits.as_numbers
+        return self._sizes.refine(seen, (*self._given.items(), *map(frozenset, options)))
 
     def weaken(self, namespace: ModuleType) -> bool:
         """Take the twins from classes that do not run at their sizes.
