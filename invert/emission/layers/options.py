@@ -215,8 +215,9 @@ def keys(
             results.methods[draft] = method
             text = tuple(draft.texts) if draft in found else draft
             if text not in known:
-                value = results[draft]
-                known[text] = None if value is None else values.key(value)
+                known[text] = None
+                if (value := values.result(method)) is not None:
+                    results[draft], known[text] = value, values.key(value)
             if (read := known[text]) is not None:
                 kinds, arrays = fields(draft)
                 same = tuple(kinds.items()), tuple(arrays), read
@@ -248,14 +249,16 @@ class _Results(dict[Draft, Value]):
 
     **Attributes:**
 
-    - `methods`: the methods; those of one text can be read or cannot.
+    - `methods`: the methods, of which others of the same text can be read.
     """
 
     def __init__(self) -> None:
         self.methods: dict[Draft, ast.FunctionDef] = {}
 
     def __missing__(self, draft: Draft) -> Value:
-        self[draft] = found = values.result(self.methods[draft])
+        found = values.result(self.methods[draft])
+        assert found is not None  # nothing else is asked for
+        self[draft] = found
         return found
 
 
