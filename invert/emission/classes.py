@@ -40,7 +40,7 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText
 from invert.emission.file import File
 from invert.emission.layers import branches, choices, heads, options, roles
-from invert.emission.layers.branches import BRANCH
+from invert.emission.layers.branches import BRANCH, is_passed_on
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.input_names import InputNames
 from invert.emission.layers.lend import lend
@@ -60,13 +60,22 @@ from invert.emission.layers.shared import (
     bare,
     generalize,
     groups,
+    holds_weights,
     make_static,
     static_type,
 )
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import TiesOf, carried
-from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
+from invert.emission.layers.tree import (
+    METHODS,
+    Node,
+    Path,
+    Tree,
+    count_of,
+    modules_of,
+    parameters_of,
+)
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
 from invert.emission.model_sizes import ModelSizes, Seen
 from invert.emission.python import syntax
@@ -81,9 +90,9 @@ from invert.emission.size_names import (
     limits_of,
 )
 from invert.emission.twin_runs import CallOf, calling, runs
-from invert.emission.written_again import Written, key_of
+from invert.emission.written_again import Written, call_key, key_of
 from invert.ir.avals import is_key
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -97,40 +106,13 @@ def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
 
 
-def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
-    """Return whether a value only goes to the next layer, or is joined to the result of one."""
-    (v,) = eqn.outvars
-    users = graph.users.get(v, ())
-    return len(users) == 1 and (
-        isinstance(users[0], LayerCall) or graph.results.issuperset(users[0].outvars)
-    )
-
-
 def _wide(v: Var) -> ast.expr | None:
     """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
 
 
-def _modules(value: Var | Node) -> list[Node]:
-    """The modules that a field holds."""
-    if not isinstance(value, Node):
-        return []
-    return value.nodes if value.listed else [value]
-
-
 def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
     return tuple((v, i) for i in range(len(v.aval.shape)))
-
-
-def _holds_weights(node: Node) -> bool:
-    """Return whether a module only holds the weights of a product that is computed around it."""
-    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
-    return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
-
-
-def _count(node: Node) -> int:
-    """The number of modules inside a module."""
-    return sum(1 + _count(v) for v in node.nodes)
 
 
 @dataclasses.dataclass
@@ -197,7 +179,7 @@ class Classes:
         # The methods of layers, by all that they depend on, and those that are one of these.
         self._written: dict[Hashable, Written] = {}
         self._one: dict[Layer, Written] = {}
-        self._neutral_texts: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._neutral: dict[tuple[str, ...], tuple[str, ...]] = {}
         # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -315,7 +297,7 @@ class Classes:
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
         if of_layer(field) == CONV_BLOCK or says_nothing(field):
             hint = PLAIN  # a kind and a number say nothing about the result
-        elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
+        elif of_layer(field) == BRANCH and is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
         hint = STREAM if residuals(eqn.layer) else hint
@@ -350,7 +332,7 @@ class Classes:
         """Write the classes of all nodes except the outermost; equal nodes share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
-        self._count = _count(root)
+        self._count = count_of(root)
         for v in root.nodes:
             self._draft(v, levels, order)
         # From the innermost outwards, since modules with fields of different classes differ.
@@ -421,23 +403,16 @@ class Classes:
         kinds, arrays = self._kinds(draft)
         return (
             # Modules that compute nothing are also distinguished by name.
-            "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
-            self._neutral(draft),
+            "" if draft.methods or holds_weights(draft.node) else camel(draft.node.name),
+            draft.keys(self._neutral),
             tuple(kinds.items()),
             arrays,
         )
 
-    def _neutral(self, draft: Draft) -> tuple[str, ...]:
-        """The texts of a layer as `Draft.keys`, which follow from `Draft.texts`."""
-        texts = tuple(draft.texts)
-        if texts not in self._neutral_texts:
-            self._neutral_texts[texts] = draft.keys()
-        return self._neutral_texts[texts]
-
     def _kinds(self, draft: Draft) -> options.Fields:
         """The kinds of the fields by name, and those of the arrays with their fields."""
         kinds = {
-            n: (self._start(v), *(self.of[m].token for m in _modules(v)))
+            n: (self._start(v), *(self.of[m].token for m in modules_of(v)))
             for n, v in draft.node.fields.items()
         }
         arrays = tuple(
@@ -457,7 +432,7 @@ class Classes:
         """The initializer of a field, without sizes."""
         if not isinstance(value, Node):
             return self.inits.starts.of(value)
-        natives = [n for m in _modules(value) if (n := construct.native_of(m)) is not None]
+        natives = [n for m in modules_of(value) if (n := construct.native_of(m)) is not None]
         return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
@@ -480,8 +455,8 @@ class Classes:
         draft = Draft(node)
         for name, value in node.fields.items():
             if isinstance(value, Node):
-                places = [ast.Name("", ast.Load()) for _ in _modules(value)]
-                draft.children += zip(places, _modules(value), strict=True)
+                places = [ast.Name("", ast.Load()) for _ in modules_of(value)]
+                draft.children += zip(places, modules_of(value), strict=True)
                 kind = sequence(places, mixed=value.mixed) if value.listed else places[0]
                 draft.inner += [] if value.listed else self._inner(name, value)
                 inside = [] if value.listed else self._read(value).values()
@@ -592,22 +567,13 @@ class Classes:
         return method, known.arguments
 
     def _call_key(self, call: LayerCall) -> Hashable | None:
-        """All that the text of a call depends on, but its operands; `None` if that is more."""
+        """As `call_key`, of a layer that is called once."""
         layer = call.layer
-        alone = layer.native is None and not (layer.count or layer.arguments or self._again(layer))
-        if not alone or any(map(is_key, layer.inputs)):
+        if self._again(layer):
             return None
-        memory, passed = self._memories.of(layer), self.lists.passed(call)
-        inside = tuple([(self._named[layer].get(v), v in passed) for v in call.outvars])
-        inputs = tuple([memory.get(v) for v in layer.inputs])
         place = self._methods[layer], self.tree.names[layer]
-        listed = place[1].split(".")[-1].isdigit()
-        name = (
-            layer.name == "cell",
-            is_automatic(without_number(layer.name)),
-            (of_layer(layer.name) if listed else ""),
-        )
-        return place, name, bool(parameters_of(layer)), bool(residuals(layer)), inside, inputs
+        inside, memory = self._named[layer], self._memories.of(layer)
+        return call_key(call, *place, inside, memory, self.lists.passed(call))
 
     def _new(
         self, layer: Layer, hints: Sequence[str], kinds: Sequence[ast.expr]

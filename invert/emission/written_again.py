@@ -9,16 +9,19 @@ import ast
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from invert._private.jax import holds_jaxprs, jvp_rule_of, names_of, open_jaxpr, sub_jaxprs
 from invert.emission.layers.cut import LayerCall
+from invert.emission.layers.library_names import is_automatic, without_number
+from invert.emission.layers.memory import residuals
 from invert.emission.layers.state import StateVar
+from invert.emission.layers.tree import parameters_of
 from invert.emission.python import syntax
-from invert.emission.python.nouns import of_scope, says
+from invert.emission.python.nouns import of_layer, of_scope, says
 from invert.ir import kinds
 from invert.ir.avals import is_key
 from invert.ir.jaxprs import equations
@@ -179,6 +182,33 @@ def key_of(
     except TypeError:  # a parameter or a rule that has no hash
         return None
     return whole, Free(sizes, [*scopes])
+
+
+def call_key(
+    call: LayerCall,
+    method: str,
+    field: str,
+    inside: Mapping[Atom, str],
+    memory: Mapping[Var, str],
+    passed: Set[Var],
+) -> Hashable | None:
+    """All that the text of a call depends on, but its operands; `None` if that is more.
+
+    **Arguments:**
+
+    - `method`, `field`: what is called.
+    - `inside`: the names of values inside the layer, and `memory` those of its inputs.
+    - `passed`: the results that a loop changes.
+    """
+    layer = call.layer
+    if layer.native is not None or layer.count or layer.arguments or any(map(is_key, layer.inputs)):
+        return None
+    listed = field.split(".")[-1].isdigit()
+    name = is_automatic(without_number(layer.name)), layer.name == "cell"
+    plain = not parameters_of(layer), bool(residuals(layer))
+    results = tuple([(inside.get(v), v in passed) for v in call.outvars])
+    inputs = tuple([memory.get(v) for v in layer.inputs])
+    return method, field, of_layer(layer.name) if listed else "", name, plain, results, inputs
 
 
 def _free_sizes(program: Jaxpr) -> list[int]:

@@ -158,13 +158,21 @@ class Draft:
             with blank(method):
                 self.texts.append(f"{method.name}: {syntax.text_of(bare(method))}")
 
-    def keys(self) -> tuple[str, ...]:
-        """The texts, the same whatever arguments and local variables are called."""
-        copies: list[ast.FunctionDef] = []
-        for method in self.methods:
-            with blank(method):
-                copies.append(syntax.copied(bare(method)))
-        return tuple(map(_anonymous, copies))
+    def keys(self, known: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:
+        """The texts, the same whatever arguments and local variables are called.
+
+        **Arguments:**
+
+        - `known`: those of `texts`, from which they follow.
+        """
+        texts = tuple(self.texts)
+        if texts not in known:
+            copies: list[ast.FunctionDef] = []
+            for method in self.methods:
+                with blank(method):
+                    copies.append(syntax.copied(bare(method)))
+            known[texts] = tuple(map(_anonymous, copies))
+        return known[texts]
 
     def place(self, field: str) -> int:
         """The position in `arrays` of the array in a field."""
@@ -273,6 +281,12 @@ def is_block(node: Node) -> bool:
         return False
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
     return sum(rank in (2, 3) for rank in ranks) >= _BLOCK
+
+
+def holds_weights(node: Node) -> bool:
+    """Return whether a module only holds the weights of a product that is computed around it."""
+    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
+    return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
 
 
 @dataclasses.dataclass(frozen=True)
