@@ -40,7 +40,7 @@ from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText
 from invert.emission.file import File
 from invert.emission.layers import branches, choices, heads, options, roles
-from invert.emission.layers.branches import BRANCH
+from invert.emission.layers.branches import BRANCH, is_passed_on
 from invert.emission.layers.cut import Assign, Layer, LayerCall, calls
 from invert.emission.layers.input_names import InputNames
 from invert.emission.layers.lend import lend
@@ -60,15 +60,24 @@ from invert.emission.layers.shared import (
     bare,
     generalize,
     groups,
+    holds_weights,
     make_static,
     static_type,
 )
 from invert.emission.layers.stack import Pick, Run
 from invert.emission.layers.state import Read, StateVar
 from invert.emission.layers.ties import TiesOf, carried
-from invert.emission.layers.tree import METHODS, Node, Path, Tree, parameters_of
+from invert.emission.layers.tree import (
+    METHODS,
+    Node,
+    Path,
+    Tree,
+    count_of,
+    modules_of,
+    parameters_of,
+)
 from invert.emission.layers.twins import ALL, LENGTHS, Scaled, Twins, unfit
-from invert.emission.model_sizes import ModelSizes
+from invert.emission.model_sizes import ModelSizes, Seen
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names, camel, identifier, stem
 from invert.emission.python.nouns import NOUNS, PLAIN, STREAM, of_field, of_layer, says
@@ -81,9 +90,9 @@ from invert.emission.size_names import (
     limits_of,
 )
 from invert.emission.twin_runs import CallOf, calling, runs
-from invert.emission.written_again import Written, key_of
+from invert.emission.written_again import Written, call_key, key_of
 from invert.ir.avals import is_key
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import is_var
 from invert.ir.jaxprs import is_wide
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -97,40 +106,13 @@ def _self() -> ast.expr:
     return ast.Name("self", ast.Load())
 
 
-def _is_passed_on(eqn: Eqn, graph: Graph) -> bool:
-    """Return whether a value only goes to the next layer, or is joined to the result of one."""
-    (v,) = eqn.outvars
-    users = graph.users.get(v, ())
-    return len(users) == 1 and (
-        isinstance(users[0], LayerCall) or graph.results.issuperset(users[0].outvars)
-    )
-
-
 def _wide(v: Var) -> ast.expr | None:
     """The 64-bit type of a variable; its value in a state is narrower in a session without x64."""
     return literals.dtype(v.aval.dtype) if is_wide(v) else None
 
 
-def _modules(value: Var | Node) -> list[Node]:
-    """The modules that a field holds."""
-    if not isinstance(value, Node):
-        return []
-    return value.nodes if value.listed else [value]
-
-
 def _axes(v: Var) -> tuple[tuple[Var, int], ...]:
     return tuple((v, i) for i in range(len(v.aval.shape)))
-
-
-def _holds_weights(node: Node) -> bool:
-    """Return whether a module only holds the weights of a product that is computed around it."""
-    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
-    return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
-
-
-def _count(node: Node) -> int:
-    """The number of modules inside a module."""
-    return sum(1 + _count(v) for v in node.nodes)
 
 
 @dataclasses.dataclass
@@ -197,6 +179,7 @@ class Classes:
         # The methods of layers, by all that they depend on, and those that are one of these.
         self._written: dict[Hashable, Written] = {}
         self._one: dict[Layer, Written] = {}
+        self._neutral: dict[tuple[str, ...], tuple[str, ...]] = {}
         # Called with the number of layers written so far and the total.
         self.on_layer: Callable[[int, int], None] = lambda done, count: None
         self._count = 0
@@ -264,7 +247,11 @@ class Classes:
 
     def _again(self, layer: Layer) -> bool:
         """Return whether a layer is called several times."""
-        return layer.same is not None or any(x.same is layer for x in self.tree.names)
+        return layer.same is not None or layer in self._repeated
+
+    @functools.cached_property
+    def _repeated(self) -> set[Layer | None]:
+        return {x.same for x in self.tree.names}
 
     def _loop(self, body: Body, eqn: Loop) -> Placed:
         field, _, _ = self.tree.names[eqn.layer].partition(".")
@@ -310,7 +297,7 @@ class Classes:
         hint = of_layer(eqn.layer.name) if listed else of_field(field)
         if of_layer(field) == CONV_BLOCK or says_nothing(field):
             hint = PLAIN  # a kind and a number say nothing about the result
-        elif of_layer(field) == BRANCH and _is_passed_on(eqn, body.graph):
+        elif of_layer(field) == BRANCH and is_passed_on(eqn, body.graph):
             hint, _, _ = field.partition("_")
         hint = "h" if eqn.layer.name == "cell" else hint
         hint = STREAM if residuals(eqn.layer) else hint
@@ -345,7 +332,7 @@ class Classes:
         """Write the classes of all nodes except the outermost; equal nodes share a class."""
         levels: list[list[Draft]] = []
         order: list[Draft] = []
-        self._count = _count(root)
+        self._count = count_of(root)
         for v in root.nodes:
             self._draft(v, levels, order)
         # From the innermost outwards, since modules with fields of different classes differ.
@@ -416,8 +403,8 @@ class Classes:
         kinds, arrays = self._kinds(draft)
         return (
             # Modules that compute nothing are also distinguished by name.
-            "" if draft.methods or _holds_weights(draft.node) else camel(draft.node.name),
-            draft.keys(),
+            "" if draft.methods or holds_weights(draft.node) else camel(draft.node.name),
+            draft.keys(self._neutral),
             tuple(kinds.items()),
             arrays,
         )
@@ -425,7 +412,7 @@ class Classes:
     def _kinds(self, draft: Draft) -> options.Fields:
         """The kinds of the fields by name, and those of the arrays with their fields."""
         kinds = {
-            n: (self._start(v), *(self.of[m].token for m in _modules(v)))
+            n: (self._start(v), *(self.of[m].token for m in modules_of(v)))
             for n, v in draft.node.fields.items()
         }
         arrays = tuple(
@@ -445,7 +432,7 @@ class Classes:
         """The initializer of a field, without sizes."""
         if not isinstance(value, Node):
             return self.inits.starts.of(value)
-        natives = [n for m in _modules(value) if (n := construct.native_of(m)) is not None]
+        natives = [n for m in modules_of(value) if (n := construct.native_of(m)) is not None]
         return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 
     def _draft(self, node: Node, levels: list[list[Draft]], order: list[Draft]) -> int:
@@ -468,8 +455,8 @@ class Classes:
         draft = Draft(node)
         for name, value in node.fields.items():
             if isinstance(value, Node):
-                places = [ast.Name("", ast.Load()) for _ in _modules(value)]
-                draft.children += zip(places, _modules(value), strict=True)
+                places = [ast.Name("", ast.Load()) for _ in modules_of(value)]
+                draft.children += zip(places, modules_of(value), strict=True)
                 kind = sequence(places, mixed=value.mixed) if value.listed else places[0]
                 draft.inner += [] if value.listed else self._inner(name, value)
                 inside = [] if value.listed else self._read(value).values()
@@ -560,23 +547,33 @@ class Classes:
         """The method of a layer and the names of its arguments, if an equal one is known."""
         own = self.own(layer)
         program = self._program(layer, [*own, *layer.inputs])
-        key = key_of(program, layer.path, self.wanted(layer))
-        if key is None:
+        found = key_of(program, layer.path, self.wanted(layer), self._call_key)
+        if found is None:
             return None
         fields = tuple([self.tree.places[layer][v] for v in own])
         taken = len(self.file.names.taken)
+        key, free = found
         key = key, fields, tuple(hints), taken
         known = self._written.get(key)
-        copied = known.copied(program) if known is not None else None
+        copied = known.copied(program, free) if known is not None else None
         if known is not None and copied is not None:
             method, self._named[layer] = copied
         else:
             method, names = self._new(layer, hints, kinds)
-            known = Written(program, method, names, self._named[layer])
+            known = Written(program, free, method, names, self._named[layer])
             if taken == len(self.file.names.taken):
                 self._written[key] = known
         self._one[layer] = known
         return method, known.arguments
+
+    def _call_key(self, call: LayerCall) -> Hashable | None:
+        """As `call_key`, of a layer that is called once."""
+        layer = call.layer
+        if self._again(layer):
+            return None
+        place = self._methods[layer], self.tree.names[layer]
+        inside, memory = self._named[layer], self._memories.of(layer)
+        return call_key(call, *place, inside, memory, self.lists.passed(call))
 
     def _new(
         self, layer: Layer, hints: Sequence[str], kinds: Sequence[ast.expr]
@@ -877,14 +874,17 @@ class Classes:
             return False
         scaled = self._scaled[outer]
         made, place = self.inits.made(scaled.node)
-        return self._sizes.refine(
-            scaled,
-            made.arguments,
-            place,
-            self.size_names,
+        seen = Seen(
+            scaled=scaled,
+            arguments=made.arguments,
+            place=place,
+            has_width=self.size_names.has_width,
+            has_one_width=bool(self.size_names.width),
             inside={*self._twins.numbers_inside(scaled.source, whole=False)},
             limits={n for m in outer.drafts[0].methods for n in limits_of(m)},
         )
+        options = self.inits.counted, self.inits.heads_apart, self.inits.as_numbers
+        return self._sizes.refine(seen, (*self._given.items(), *map(frozenset, options)))
 
     def weaken(self, namespace: ModuleType) -> bool:
         """Take the twins from classes that do not run at their sizes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from typing import Any
 
 from invert.emission.constructors.sizes import (
@@ -20,12 +20,36 @@ from invert.emission.constructors.sizes import (
 )
 from invert.emission.layers.twins import Choice, Scaled
 from invert.emission.python.naming import stem
-from invert.emission.size_names import SizeNames, is_end, unclear
+from invert.emission.size_names import is_end, unclear
 from invert.ir.sizes import Shape
 from invert.ir.types import Var
 
 # Sizes that never stand for others of their number.
 _OWN = (HEADS, KV_HEADS, HEAD_DIM, LATENT_DIM)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a text tells about the sizes of a model.
+
+    **Arguments:**
+
+    - `scaled`: the shapes of the twin.
+    - `arguments`: the arguments of the model, with their values for each instance.
+    - `place`: the instance that is the twin.
+    - `has_width`: whether a layer has the model's width as an argument; `has_one_width`: whether
+        its widths are multiples of one.
+    - `inside`: sizes that the layers inside have as numbers.
+    - `limits`: numbers of positions that the text checks, which stay.
+    """
+
+    scaled: Scaled
+    arguments: Mapping[str, tuple[Any, ...]]
+    place: int
+    has_width: bool
+    has_one_width: bool
+    inside: Set[tuple[Var, int]]
+    limits: Set[object]
 
 
 @dataclasses.dataclass
@@ -41,52 +65,57 @@ class ModelSizes(Choice):
     """
 
     shape: Callable[[Var], Shape] = dataclasses.field(kw_only=True)
+    _seen: dict[Hashable, Seen] = dataclasses.field(default_factory=dict, init=False)
 
-    def refine(
-        self,
-        scaled: Scaled,
-        arguments: Mapping[str, tuple[Any, ...]],
-        place: int,
-        names: SizeNames,
-        *,
-        inside: Set[tuple[Var, int]],
-        limits: Set[object],
-    ) -> bool:
+    def refine(self, seen: Seen, settings: Hashable) -> bool:
         """Decide on sizes without names of their own.
 
-        Returns whether the text has to be written again.
+        Returns whether the text has to be written again. That is not done for a decision that an
+        earlier text of equal decisions tells.
 
         **Arguments:**
 
-        - `arguments`: the arguments of the model, with their values for each instance.
-        - `place`: the instance that is the twin.
-        - `inside`: sizes that the layers inside have as numbers.
-        - `limits`: numbers of positions that the text checks, which stay.
+        - `seen`: what the text tells.
+        - `settings`: all else that it depends on and that may change.
         """
-        own = _Arguments(scaled, arguments, place, self.shape)
+
+        def decisions() -> Hashable:
+            sets = frozenset(self.kept), frozenset(self.joined)
+            return *sets, bool(self.one_width), self.adds, settings
+
+        self._seen[decisions()] = seen
+        again = False
+        while (known := self._seen.get(decisions())) is not None and self._decide(known):
+            again = True
+        return again
+
+    def _decide(self, seen: Seen) -> bool:
+        """Decide on sizes of which a text tells; return whether its decisions are others now."""
+        arguments, scaled = seen.arguments, seen.scaled
+        own = _Arguments(scaled, arguments, seen.place, self.shape)
         vague = unclear(arguments)
         if LENGTH in arguments and not own.is_given(LENGTH):
             vague.add(LENGTH)
         again = self._join(own, vague)
         # Such as the two rows of a GRU's bias.
         numbers = any(
-            n > 1 and scaled.is_number(v, i) and (v, i) not in inside for v, i, n in own.sizes
+            n > 1 and scaled.is_number(v, i) and (v, i) not in seen.inside for v, i, n in own.sizes
         )
         # They may have a common width, which is the better argument.
         several = sum(stem(n) in (HIDDEN, CHANNELS) or n.endswith("_size") for n in arguments) > 1
-        tries = (numbers or bool(vague) or several) and not names.has_width
+        tries = (numbers or bool(vague) or several) and not seen.has_width
         # An attention has heads beside its width.
         heads = {stem(n) for n in arguments} & {*_OWN} - {LATENT_DIM}
         if self.one_width is None and tries and not heads:
             self.one_width = again = True
         if again:
             return True
-        if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not names.width):
+        if self.one_width and ({HIDDEN, CHANNELS} & arguments.keys() or not seen.has_one_width):
             self.one_width = False
             return True
-        if (numbers or vague) and not (names.has_width or self.one_width):
+        if (numbers or vague) and not (seen.has_width or self.one_width):
             vague |= {n for n in arguments if not is_end(n)}
-        checked = {n for n, c in arguments.items() if n.endswith(POSITIONS) and c[0] in limits}
+        checked = {n for n, c in arguments.items() if n.endswith(POSITIONS) and c[0] in seen.limits}
         kept = own.axes(vague | checked)
         more = not kept <= self.kept
         self.kept |= kept

@@ -19,7 +19,7 @@ from invert._private.jax import (
 )
 from invert.ir.jaxprs import map_equations
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Value
+from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value
 
 
 def merge_equations(
@@ -111,6 +111,31 @@ def program_key(program: AnyJaxpr) -> Hashable | None:
 
     `None` if equal keys would not prove that, or if it would hold arrays.
     """
+
+    def operation(eqn: Eqn) -> Hashable | None:
+        return operation_key(eqn, with_jaxprs=True)
+
+    whole = structure_key(program, operation, lambda aval: aval)
+    if whole is None:
+        return None
+    try:
+        return _KEYS.setdefault(whole, _Key())
+    except TypeError:  # a parameter that has no hash
+        return None
+
+
+def structure_key(
+    program: AnyJaxpr,
+    operation: Callable[[Eqn], Hashable | None],
+    type_of: Callable[[Aval], Hashable],
+) -> Hashable | None:
+    """A program up to names of variables; `None` if an equation has no key, or if it holds arrays.
+
+    **Arguments:**
+
+    - `operation`: the key of an equation, without its operands and types.
+    - `type_of`: that of a type.
+    """
     jaxpr, constants = open_jaxpr(program), consts_of(program)
     if jaxpr.effects or any(np.ndim(c) for c in constants):
         return None
@@ -119,23 +144,19 @@ def program_key(program: AnyJaxpr) -> Hashable | None:
 
     def key(atom: Atom) -> Hashable:
         if isinstance(atom, Literal):
-            return atom.aval, atom_key(atom)
+            return type_of(atom.aval), atom_key(atom)
         return numbers.get(atom, atom)  # itself, if the program closes over it
 
     steps: list[Hashable] = []
     for eqn in jaxpr.eqns:
-        if (operation := operation_key(eqn, with_jaxprs=True)) is None:
+        if (own := operation(eqn)) is None:
             return None
         operands = tuple(map(key, eqn.invars))
         numbers.update(zip(eqn.outvars, fresh, strict=False))
-        steps.append((operation, operands, tuple(v.aval for v in eqn.outvars)))
+        steps.append((own, operands, tuple([type_of(v.aval) for v in eqn.outvars])))
     held = tuple((np.asarray(c).dtype, np.asarray(c).tobytes()) for c in constants)
-    types = tuple(v.aval for v in jaxpr.invars)
-    whole = held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
-    try:
-        return _KEYS.setdefault(whole, _Key())
-    except TypeError:  # a parameter that has no hash
-        return None
+    types = tuple([type_of(v.aval) for v in jaxpr.invars])
+    return held, types, tuple(steps), tuple(map(key, jaxpr.outvars))
 
 
 def with_shared_functions(closed: J) -> J:

@@ -149,9 +149,17 @@ def strong(closed: J) -> J:
     None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
     adds or removes axes of size one becomes a broadcast or a squeeze.
     """
+    new = _strong(closed)
+    return closed if new is None else cast(J, new)
+
+
+@functools.partial(by_jaxpr, traces=True)
+def _strong(closed: AnyJaxpr) -> AnyJaxpr | None:
+    """As `strong`; `None` if the program is so already, as for `_normalized`."""
     simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
     typed = map_jaxprs(canonicalize(simple), _strengthened)
-    return map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+    new = map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+    return None if new is closed else new
 
 
 def _with_numbers(closed: J) -> J:

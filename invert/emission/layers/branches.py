@@ -10,7 +10,7 @@ from invert.emission.layers.cut import Layer, LayerCall, Path, layers_in
 from invert.emission.layers.library_names import is_automatic
 from invert.emission.layers.links import Links
 from invert.emission.layers.tree import called
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.types import Atom, Eqn, Var
 
 # The name of the fields of branches, followed by a number, and of their results.
@@ -115,3 +115,12 @@ def _branches(layer: Layer) -> list[_Branch]:
         )
         for k in links.before[last]
     ]
+
+
+def is_passed_on(eqn: Eqn, graph: Graph) -> bool:
+    """Return whether a value only goes to the next layer, or is joined to the result of one."""
+    (v,) = eqn.outvars
+    users = graph.users.get(v, ())
+    return len(users) == 1 and (
+        isinstance(users[0], LayerCall) or graph.results.issuperset(users[0].outvars)
+    )

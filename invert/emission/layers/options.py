@@ -206,16 +206,22 @@ def keys(
     fields = functools.cache(fields)  # no layer changes before it is adopted, nor is read after
     found: dict[Draft, Hashable] = {d: key(d) for d in drafts}
     alike: dict[Hashable, list[Draft]] = {}
-    results: dict[Draft, Value] = {}
+    results = _Results()
+    known: dict[Hashable, Hashable] = {}  # the keys of values, by the texts of their methods
     for draft in (*drafts, *below):
         if len(draft.methods) == 1:
             (method,) = draft.methods
             method.body = [syntax.copied(s) for s in method.body]
-            if (value := values.result(method)) is not None:
+            results.methods[draft] = method
+            text = tuple(draft.texts) if draft in found else draft
+            if text not in known:
+                known[text] = None
+                if (value := values.result(method)) is not None:
+                    results[draft], known[text] = value, values.key(value)
+            if (read := known[text]) is not None:
                 kinds, arrays = fields(draft)
-                same = tuple(kinds.items()), tuple(arrays), values.key(value)
+                same = tuple(kinds.items()), tuple(arrays), read
                 alike.setdefault(same, []).append(draft)
-                results[draft] = value
     groups = list(alike.items())
     groups.sort(key=lambda g: _completeness(g[1][0], results[g[1][0]]), reverse=True)
     done: set[Draft] = set()
@@ -236,6 +242,24 @@ def keys(
             members, ("options", same)
         )
     return found
+
+
+class _Results(dict[Draft, Value]):
+    """The values of methods as they were, each read where it is asked for.
+
+    **Attributes:**
+
+    - `methods`: the methods, of which others of the same text can be read.
+    """
+
+    def __init__(self) -> None:
+        self.methods: dict[Draft, ast.FunctionDef] = {}
+
+    def __missing__(self, draft: Draft) -> Value:
+        found = values.result(self.methods[draft])
+        assert found is not None  # nothing else is asked for
+        self[draft] = found
+        return found
 
 
 def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import (
@@ -122,6 +123,11 @@ class Draft:
     twin: Draft | None = None
     absent: tuple[str, ...] = ()
 
+    @functools.cached_property
+    def inner_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes in `inner`, by the texts of their expressions."""
+        return {syntax.text_of(source): shape for source, shape in self.inner}
+
     def numbers(self) -> Numbers:
         """The integers in the bodies of its methods, and what is known about them."""
         options = [s for m in self.methods for s in sites(m)]
@@ -152,13 +158,21 @@ class Draft:
             with blank(method):
                 self.texts.append(f"{method.name}: {syntax.text_of(bare(method))}")
 
-    def keys(self) -> tuple[str, ...]:
-        """The texts, the same whatever arguments and local variables are called."""
-        copies: list[ast.FunctionDef] = []
-        for method in self.methods:
-            with blank(method):
-                copies.append(syntax.copied(bare(method)))
-        return tuple(map(_anonymous, copies))
+    def keys(self, known: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:
+        """The texts, the same whatever arguments and local variables are called.
+
+        **Arguments:**
+
+        - `known`: those of `texts`, from which they follow.
+        """
+        texts = tuple(self.texts)
+        if texts not in known:
+            copies: list[ast.FunctionDef] = []
+            for method in self.methods:
+                with blank(method):
+                    copies.append(syntax.copied(bare(method)))
+            known[texts] = tuple(map(_anonymous, copies))
+        return known[texts]
 
     def place(self, field: str) -> int:
         """The position in `arrays` of the array in a field."""
@@ -267,6 +281,12 @@ def is_block(node: Node) -> bool:
         return False
     ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
     return sum(rank in (2, 3) for rank in ranks) >= _BLOCK
+
+
+def holds_weights(node: Node) -> bool:
+    """Return whether a module only holds the weights of a product that is computed around it."""
+    ranks = [len(v.aval.shape) for v in node.fields.values() if isinstance(v, Var)]
+    return len(ranks) == len(node.fields) and sorted(ranks, reverse=True) in ([2], [2, 1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -737,9 +757,9 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             sizes_by_values.setdefault(
                 tuple(math.prod(map(int, s)) for s in inner), syntax.call("math.prod", axes_of)
             )
-    inner_shapes = [{ast.unparse(source): shape for source, shape in d.inner} for d in group]
+    inner_shapes = [d.inner_shapes for d in group]
     for source, _ in group[0].inner:
-        own = [shapes.get(ast.unparse(source)) for shapes in inner_shapes]
+        own = [shapes.get(syntax.text_of(source)) for shapes in inner_shapes]
         column = [shape for shape in own if shape is not None]  # some lack the layer
         sides = enumerate(zip(*column, strict=False) if len(column) == len(own) else ())
         for axis, sizes in sides:
@@ -827,8 +847,14 @@ def settle(group: Sequence[Draft], read: NumbersOf) -> None:
     differ = [i for i, (constant, own) in enumerate(pairs) if constant.value != own.value]
     if not differ:
         return  # before all texts are read
-    told = _told(group) if len(group[0].methods) == 1 else {}
-    columns = {i: tuple(read[draft].value(i) for draft in group) for i in differ}
+    rows: dict[Hashable, Draft] = {}
+    for draft in group:  # equal ones tell nothing more
+        shapes = tuple([shape for _, shape in draft.arrays])
+        numbers = tuple([read[draft].value(i) for i in differ])
+        rows.setdefault((shapes, tuple(draft.inner_shapes.items()), numbers), draft)
+    alike = list(rows.values())
+    told = _told(alike) if len(group[0].methods) == 1 else {}
+    columns = {i: tuple(read[draft].value(i) for draft in alike) for i in differ}
     for i, column in columns.items():
         constant, own = pairs[i]
         if _size(column, told, small=i in read[twin].in_shapes) is None:

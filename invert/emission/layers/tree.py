@@ -125,6 +125,18 @@ def split_name(name: str) -> Path:
     return tuple(parts) or ("parameter",)
 
 
+def modules_of(value: Var | Node) -> list[Node]:
+    """The modules that a field holds."""
+    if not isinstance(value, Node):
+        return []
+    return value.nodes if value.listed else [value]
+
+
+def count_of(node: Node) -> int:
+    """The number of modules inside a module."""
+    return sum(1 + count_of(v) for v in node.nodes)
+
+
 def lists_of(names: Iterable[str]) -> dict[str, str]:
     """Names of lists in parameter names, by the item names of `split_name`.
 

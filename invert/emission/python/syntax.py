@@ -463,9 +463,9 @@ def template(text: str, **values: ast.expr) -> ast.expr:
 
 def text_of(node: ast.AST) -> str:
     """The source text."""
-    # Most are one word, which is much faster to write without a visitor.
-    if type(node) is ast.Name:
-        return node.id
+    # Most are one word or a dotted name, which is much faster to write without a visitor.
+    if isinstance(node, ast.Name | ast.Attribute) and (path := path_of(node)):
+        return path
     if type(node) is ast.Constant and type(node.value) is int:
         return str(node.value)
     for each in () if isinstance(node, ast.expr) else walk(node):
