@@ -75,14 +75,14 @@ def with_each_operand_once(program: J) -> J:
         same = all(params[name] is eqn.params[name] for name in names)
         return eqn if same else eqn.replace(params={**eqn.params, **params})
 
-    def inside(program: J) -> J:
+    def inside(program: AnyJaxpr) -> AnyJaxpr:
         if id(program) not in known:
             once = with_constants_once(program)
             # The program is kept, so that no other has its number.
             known[id(program)] = program, close_like(once, changed(open_jaxpr(once)))
-        return cast("J", known[id(program)][1])
+        return known[id(program)][1]
 
-    return inside(program)
+    return cast("J", inside(program))
 
 
 # Parameters of a `jit` that have an entry for each operand.

@@ -361,7 +361,7 @@ def _with_a_rule(x: Any, y: Any) -> Any:
 
 @pytest.mark.parametrize("function", [_at_nodes, _with_a_rule, lambda x, y: _at_nodes(y, x) * x[0]])
 def test_a_constant_that_a_function_reads_twice_is_written_once(function: Any) -> None:
-    x, y = np.float32([[0.5, 0.0, np.nan, -3.0], [1.0, np.inf, 2.0, 7.0]])
+    x, y = np.array([[0.5, 0.0, np.nan, -3.0], [1.0, np.inf, 2.0, 7.0]], np.float32)
     emission = invert.from_exported(jax.export.export(jax.jit(function))(x, y)).emit()
     assert not emission.messages
     assert emission.source.count("0.75") == 1

@@ -636,7 +636,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             axis = {"axis": one_axis(axes[0], len(table.aval.shape) - batch)}
             modes = fills if mode is None else [*fills, {"mode": number(mode)}]
             taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
-            found = [*found, *taken] if first else [*taken, *found]
+            found = [*found, *taken] if first and value is None else [*taken, *found]
         for looked_up in found:
             yield Proposal(_mapped(looked_up, variables, batch), variables, "rows")
         if not batch and mode == "clip":  # as of a `dynamic_slice` at several places
