@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import numpy as np
 
 from invert._private.jax import ShapedArray, close_like, open_jaxpr, rename
+from invert.ir import kinds
 from invert.ir.avals import is_weak
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import map_jaxprs, map_param, with_constants_once, with_equations
@@ -53,11 +55,12 @@ _BODIES = {
     "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
     "jit": ("jaxpr",),
+    **dict.fromkeys(kinds.WITH_RULES, ("call_jaxpr",)),
 }
 
 
-def with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge equal operands and constants of loops, branches and calls, outermost first."""
+def with_each_operand_once(program: J) -> J:
+    """Merge equal constants, and equal operands of loops, branches and calls, outermost first."""
     # Programs that are called several times, as functions that call others twice, are visited once.
     known: dict[int, tuple[AnyJaxpr, AnyJaxpr]] = {}
 
@@ -79,7 +82,7 @@ def with_each_operand_once(jaxpr: Jaxpr) -> Jaxpr:
             known[id(program)] = program, close_like(once, changed(open_jaxpr(once)))
         return known[id(program)][1]
 
-    return changed(jaxpr)
+    return cast("J", inside(program))
 
 
 # Parameters of a `jit` that have an entry for each operand.

@@ -34,7 +34,7 @@ def lowered_form(closed: J) -> J:
     `jax.checkpoint`, holds values in order of use. Custom calls stay unchanged.
     """
     closed = jaxprs.map_jaxprs(jaxprs.map_jaxprs(closed, _opened), _with_ordered_barriers)
-    closed = close_like(closed, with_each_operand_once(open_jaxpr(closed)))
+    closed = with_each_operand_once(closed)
     merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _Simplest()))
     return jaxprs.canonicalize(merged)
 

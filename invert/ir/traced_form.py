@@ -123,7 +123,9 @@ def _normalized(closed: J, depth: int) -> J | None:
         return with_equations(jaxpr, eqns)
 
     simple = merged(map_jaxprs(strong(closed), _sliced))
-    new = map_jaxprs(close_like(simple, with_each_operand_once(open_jaxpr(simple))), one)
+    once = with_each_operand_once(simple)
+    # Equal constants, such as those of a call that is written twice, are one operand only now.
+    new = map_jaxprs(once if once is simple else merged(once), one)
     return None if new is closed else new
 
 

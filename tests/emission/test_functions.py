@@ -340,3 +340,36 @@ class A:
 """
     source = _rewritten(text)
     assert "s = t = " in source
+
+
+_NODES = np.array([0.1, 0.25, 0.75], np.float32)
+
+
+@jax.jit
+def _at_nodes(x: Any, y: Any) -> Any:
+    return jnp.sin(x[:, None] * _NODES) + jnp.cos(y[:, None] * _NODES)
+
+
+def _with_a_rule(x: Any, y: Any) -> Any:
+    total = jax.custom_vjp(_at_nodes)
+    total.defvjp(
+        lambda x, y: (_at_nodes(x, y), (x, y)),
+        lambda kept, slope: (2 * (slope * _at_nodes(*kept)).sum(1), slope.sum(1)),
+    )
+    return total(x, y)
+
+
+@pytest.mark.parametrize("function", [_at_nodes, _with_a_rule, lambda x, y: _at_nodes(y, x) * x[0]])
+def test_a_constant_that_a_function_reads_twice_is_written_once(function: Any) -> None:
+    x, y = np.array([[0.5, 0.0, np.nan, -3.0], [1.0, np.inf, 2.0, 7.0]], np.float32)
+    emission = invert.from_exported(jax.export.export(jax.jit(function))(x, y)).emit()
+    assert not emission.messages
+    assert emission.source.count("0.75") == 1
+    assert emission.source.count("constants") == 3
+    model: Any = emission.model
+    np.testing.assert_array_equal(jax.jit(model)(x, y), jax.jit(function)(x, y))
+    slopes = (
+        jax.grad(lambda x, y, f=f: jnp.sum(f(x, y)[..., 0]), (0, 1)) for f in (model, function)
+    )
+    own, original = (jax.jit(slope)(x, y) for slope in slopes)
+    np.testing.assert_array_equal(own, original)

@@ -67,6 +67,21 @@ _CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
         (_X, _I),
         'return x.at[i].get(mode="clip")',
     ),
+    (
+        lambda x, i, j: x.at[i, j].get(mode="fill", fill_value=-1),
+        (_X, _I, _J),
+        'return x.at[i, j].get(mode="fill", fill_value=-1.0)',
+    ),
+    (
+        lambda x, i: jnp.take_along_axis(x, i[None], axis=1, mode="clip"),
+        (_X[:1], _J),
+        'jnp.take_along_axis(x, i[None], axis=-1, mode="clip")',
+    ),
+    (
+        lambda x: jax.lax.broadcast_in_dim(x, (3, 2, 8), (0, 2)),
+        (_Y,),
+        "return jnp.broadcast_to(x[:, None], (3, 2, 8))",
+    ),
     # One index for several tables is counted from the end once.
     (lambda x, y, i: x[i] + 2 * y[i], (_X, -_X, _I), "return x[i] + 2.0 * y[i]"),
 )
@@ -163,6 +178,9 @@ def test_a_complex_fill_value() -> None:
 _OPEN: tuple[tuple[Callable[..., Any], tuple[str, ...], str], ...] = (
     (lambda x, i: x[i], ("rows, 5", "n"), "return x[i]"),
     (lambda x, i: x[i], ("rows, 5", "3, n"), "return x[i]"),
+    (lambda x, i: x[i], ("rows, 5", "3"), "return x[i]"),
+    (lambda x, i, j: x[i, :, j], ("rows, 5, columns", "3", "3"), "return x[i, :, j]"),
+    (lambda x, i, y: x.at[i].add(y), ("rows, 5", "3", "3, 5"), "return x.at[i].add(y)"),
     (
         lambda x, i: jnp.take(x, i[None], axis=0, mode="clip"),
         ("rows, 5", "n"),

@@ -143,6 +143,34 @@ def test_activations_inside_a_block_are_a_field() -> None:
     assert re.findall(r"activation=jax\.nn\.(\w+)", source).count("silu") == 1
 
 
+@pytest.mark.parametrize("windows", [(2, 0, 2), (0, 2, 0), (0, 0, 2)])
+def test_layers_whose_mask_has_a_window_are_one_class(windows: tuple[int, ...]) -> None:
+    names = [f"layer{i}/{n}/kernel" for i in range(3) for n in ("q", "k", "v", "out")]
+
+    def run(params: Any, x: Any) -> Any:
+        for i, window in enumerate(windows):
+            with jax.named_scope(f"layer{i}"):
+                parts, places = [], jnp.arange(x.shape[1])
+                for n in ("q", "k", "v"):
+                    with jax.named_scope(n):
+                        parts.append(x @ params[f"layer{i}/{n}/kernel"])
+                q, k, v = parts
+                mask = places[:, None] >= places
+                if window:
+                    mask &= places[:, None] - places < window
+                scores = jnp.where(mask, jnp.einsum("bqd,bkd->bqk", q, k), -1e9)
+                y = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
+                with jax.named_scope("out"):
+                    x = x + y @ params[f"layer{i}/out/kernel"]
+        return x
+
+    params = _arrays(dict.fromkeys(names, (6, 6)), 4)
+    emission = _emitted(run, params, _arrays({"x": (2, 5, 6)}, 8)["x"])
+    assert emission.source.count("class Layer") == 1
+    assert "local: bool = eqx.field(static=True)" in emission.source
+    assert [layer.local for layer in emission.model.layers] == [n > 0 for n in windows]
+
+
 _VALUES = np.array([-np.inf, -4, -3, -1e-30, 0, 2.5, 3, 3.5, np.inf, np.nan], np.float32)
 
 

@@ -220,6 +220,7 @@ class Body:
             if id(eqn) not in inside:
                 self._count(groups[id(eqn)].leaves if id(eqn) in groups else self.atoms(eqn))
         self._count(jaxpr.outvars)
+        self._name_constants()
         for eqn in jaxpr.eqns:
             if id(eqn) in inside:
                 continue
@@ -236,6 +237,15 @@ class Body:
         self._flush()
         self._sort()
         return results
+
+    def _name_constants(self) -> None:
+        """Write the constants that are used several times first, each once."""
+        for v in self.graph.jaxpr.constvars:
+            token = self.token(v)
+            if self._uses.get(v, 0) > 1 and isinstance(self.given.get(token), ast.Call):
+                value = self.given.pop(token)
+                named = Statement([token], value, ["constants"], [self.type_of(v)], place=-1)
+                self.statements.append(named)
 
     def _sort(self) -> None:
         """Put the statements in the order in which they first call layers."""

@@ -528,6 +528,7 @@ def _spelled(atom: Atom, variables: Sequence[Var]) -> ast.expr:
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
+    lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise_in_bounds",
 }
 
 
@@ -617,6 +618,8 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     axes = tuple(axis - batch for axis in starts)
     mode = _MODES.get(eqn.params["mode"])
     first = axes == (0,) or len(axes) > 1
+    value = eqn.params["fill_value"]
+    fills = [{}] if value is None else [{}, {"fill_value": literals.value(value)}]
     single = batch > 0 and len(column.aval.shape) == batch + 1
     for indices in _indices(graph, column):
         variables = list(dict.fromkeys((table, *indices)))
@@ -624,16 +627,16 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
             continue
         own = [_with_axes(placeholder(variables.index(i)), i, column) for i in indices]
         place, found = _place_of(axes, own), []
-        if mode is None or single:
+        if mode in (None, "promise_in_bounds") or single:
             found.append(syntax.item(placeholder(0), place))
-        if mode is not None and eqn.params["fill_value"] is None:
+        if mode is not None:
             at = syntax.item(syntax.field(placeholder(0), "at"), place)
-            found.append(syntax.method(at, "get", mode=number(mode)))
+            found += [syntax.method(at, "get", mode=number(mode), **given) for given in fills]
         if len(axes) == 1:
             axis = {"axis": one_axis(axes[0], len(table.aval.shape) - batch)}
-            modes = [{}] if mode is None else [{}, {"mode": number(mode)}]
+            modes = fills if mode is None else [*fills, {"mode": number(mode)}]
             taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
-            found = [*found, *taken] if first else [*taken, *found]
+            found = [*found, *taken] if first and value is None else [*taken, *found]
         for looked_up in found:
             yield Proposal(_mapped(looked_up, variables, batch), variables, "rows")
         if not batch and mode == "clip":  # as of a `dynamic_slice` at several places

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from invert.emission.expressions import helpers, literals
+from invert.emission.expressions.proposals import axes_index
 from invert.emission.layers.ties import may_be_same
 from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
@@ -59,6 +60,8 @@ def broadcast(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressio
                 yield item(args[0], _index([ast.Constant(...), *leading[last:]]))
         yield item(args[0], _index(leading))
     yield call("jnp.broadcast_to", args[0], literals.shape(shape))
+    if rank and (index := axes_index(dims, len(shape))) is not None:
+        yield call("jnp.broadcast_to", item(args[0], index), literals.shape(shape))
     yield call(
         "lax.broadcast_in_dim", args[0], literals.shape(shape), syntax.tuple_of(map(number, dims))
     )

@@ -170,6 +170,7 @@ def _roll_dynamic(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast
 def _take_along_axis(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     for axis in (-1, *range(len(eqn.invars[0].aval.shape) - 1)):
         yield call("jnp.take_along_axis", *args, axis=number(axis))
+        yield call("jnp.take_along_axis", *args, axis=number(axis), mode=number("clip"))
 
 
 # Functions whose calls hold more than their operands.

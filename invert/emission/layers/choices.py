@@ -13,6 +13,7 @@ from invert.emission.layers.shared import (
     IDENTITY,
     INNER_ACTIVATION,
     LEFT_OUT,
+    LOCAL,
     MASKED,
     RESIDUAL,
     RETURN_SEQUENCES,
@@ -69,6 +70,8 @@ def prepare(cls: Class, function: Callable[[ast.Call], str]) -> None:
             looks_back = re.search(r"\bjnp\.tril?\(", ast.unparse(column[0]))
             name = Names(own).new(CAUSAL if looks_back else MASKED)
             _choose(cls, name, column)
+        elif values.is_limit(column[0].args[0]):
+            _choose(cls, Names(own).new(LOCAL), column)
     _choose_activations(cls, methods, function)
     optional_arguments.settle(drafts)
     cls.marked = bool(values.steps(methods[0]))

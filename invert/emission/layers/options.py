@@ -265,7 +265,7 @@ class _Results(dict[Draft, Value]):
 def _completeness(draft: Draft, result: Value) -> tuple[int, int, bool]:
     """How many fields and steps others may lack; whether all steps are returned."""
     every = reached([result], lambda v: v.parts)
-    steps = sum(_is_sum(v) or values.is_mask(v.node) for v in every)
+    steps = sum(_is_sum(v) or values.is_mask(v.node) or values.is_limit(v.node) for v in every)
     return len(draft.node.fields), steps, values.Steps.of(result) is not None
 
 

@@ -73,11 +73,11 @@ LEFT_OUT = "left_out"
 ACTIVATION, INNER_ACTIVATION, RESIDUAL = "activation", "inner_activation", "residual"
 RETURN_SEQUENCES = "return_sequences"
 # Whether an attention only looks back, or leaves out some places.
-CAUSAL, MASKED = "causal", "masked"
+CAUSAL, MASKED, LOCAL = "causal", "masked", "local"
 # Those of any name.
 EPS = "eps"  # the small number under a root
 OPTIONS = frozenset(
-    (ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, CAUSAL, MASKED, EPS)
+    (ACTIVATION, INNER_ACTIVATION, RESIDUAL, RETURN_SEQUENCES, CAUSAL, MASKED, LOCAL, EPS)
 ).union(*(fields.values() for fields in _STATIC.values()))
 # Up to this many items of one type, the type of a tuple gives their number.
 _MOST_ALIKE = 3

@@ -199,6 +199,11 @@ def is_mask(node: ast.AST) -> TypeIs[ast.Call]:
     return False
 
 
+def is_limit(node: ast.AST) -> TypeIs[ast.BinOp]:
+    """Return whether an expression is a mask that another one limits."""
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)
+
+
 def _depends(value: Value) -> bool:
     """Return whether a value depends on arguments, apart from their shapes."""
 
@@ -214,6 +219,8 @@ def operand(value: Value) -> Value | None:
     node = value.node
     if is_mask(node):
         return None if _depends(value.parts[1]) else value.parts[2]
+    if is_limit(node):
+        return None if any(map(_depends, value.parts)) else value.parts[0]
     if is_activation(node):
         return value.parts[0]
     if is_pad(node) or is_subsampling(node) or (isinstance(node, ast.Call) and layer_of(node)):

@@ -17,7 +17,7 @@ from invert.primitives.recorded import Recorded
 from invert.primitives.stablehlo.indexing import bind_dynamic_slice
 from invert.stablehlo.ops import attributes
 from invert.stablehlo.ops.constants import LARGE
-from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.interpreter import Context, is_shape
 from invert.stablehlo.ops.regions import defining
 from invert.stablehlo.ops.registry import Array, Ints, Op, Shape, Size, Value, moved_sizes, rule
 from invert.stablehlo.ops.values import KnownSize, are_known, data, is_constant, sizes
@@ -40,7 +40,20 @@ def _broadcast_sizes(x: Value, *, out: Aval, broadcast_dimensions: Ints) -> np.n
     return np.broadcast_to(x.reshape(aligned), out.shape)
 
 
-@rule("stablehlo.broadcast_in_dim", sizes=moved_sizes(_broadcast_sizes))
+_moved_broadcast = moved_sizes(_broadcast_sizes)
+
+
+def _sizes_of_broadcast(op: Op, operands: Sequence[Sizes]) -> Sizes | None:
+    """The sizes in a broadcast; `None` for a size that is repeated for other data.
+
+    It is added to indices that count from the end, for example.
+    """
+    (result,) = op.operation.results
+    is_repeated = not operands[0].shape and result.type.rank
+    return None if is_repeated and not is_shape(result) else _moved_broadcast(op, operands)
+
+
+@rule("stablehlo.broadcast_in_dim", sizes=_sizes_of_broadcast)
 def _broadcast_in_dim(
     x: Array, *, ctx: Context, op: Op, out: Aval, broadcast_dimensions: Ints
 ) -> Value:
