@@ -377,7 +377,7 @@ class Specializations:
         except NO_EXPRESSION as error:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first
-            self.divided, self._refusal = self.divided or reason, reason
+            self.divided = self._refusal = reason
             _suggest_undecided(error)
             return None
 

@@ -412,3 +412,55 @@ def strided_shortcuts(x):
     y = tf.nn.conv2d(x, KERNEL, 2, "SAME") + tf.nn.conv2d(x, KERNEL[1:2, 1:2], 2, "VALID")
     z = tf.nn.conv2d(tf.pad(y, [[0, 0], [1, 1], [1, 1], [0, 0]])[..., :3], KERNEL, 3, "VALID")
     return z + y[:, ::3, ::3]
+
+
+@program([None, None, None])
+def bands(x):
+    """Masks of a sliding window, whose width is that of a shorter text."""
+    n, columns = tf.shape(x)[1], tf.shape(x)[2]
+    windows = [tf.linalg.band_part(x, tf.minimum(n - 1, 3), 0), tf.linalg.band_part(x, -1, n // 2)]
+    return *windows, tf.linalg.band_part(x, columns - 4, -1)
+
+
+@program([None, None])
+def diagonals(x):
+    single = [tf.linalg.diag(x, k=k, padding_value=2.0) for k in (1, -2)]
+    # TensorFlow's gradient fails for a single column.
+    wide = tf.concat([x, x], 1)
+    rows = tf.stack([wide, 2 * wide, 3 * wide], 1)
+    aligned = ("LEFT_RIGHT", "RIGHT_LEFT", "LEFT_LEFT", "RIGHT_RIGHT")
+    return *single, *(tf.linalg.diag(rows, k=(-1, 1), align=a) for a in aligned)
+
+
+@program([None, None, None])
+def parts_of_diagonals(x):
+    # TensorFlow has no gradient for bands of open size.
+    x = tf.stop_gradient(x)
+    aligned = ("LEFT_RIGHT", "RIGHT_LEFT", "LEFT_LEFT", "RIGHT_RIGHT")
+    return tuple(
+        tf.linalg.diag_part(x, k=k, padding_value=7.0, align=a)
+        for k in ((-1, 1), (0, 2), (-3, -1))
+        for a in aligned
+    )
+
+
+@program([None, None, None])
+def diagonal_parts(x):
+    square = tf.matmul(x, x, transpose_b=True)
+    return tf.linalg.diag_part(x), *(tf.linalg.diag_part(square, k=k) for k in (-1, 0, 1))
+
+
+@program([None, None])
+def diagonals_set(x):
+    square = tf.matmul(x, x, transpose_a=True)
+    return [tf.linalg.set_diag(square, x[0, abs(k) :], k=k) for k in (-2, -1, 0, 1)]
+
+
+@program([None, None])
+def sizes_set_by_index(x):
+    """As a sampler pads its prompt to the length of its cache."""
+    n, m = tf.shape(x)[0], tf.shape(x)[1]
+    padding = tf.tensor_scatter_nd_update(tf.zeros([2, 2], tf.int32), [[0, 1]], [2 * m])
+    swapped = tf.scatter_nd([[1], [0]], [n, m], [2])
+    grown = tf.tensor_scatter_nd_add(tf.shape(x, tf.int64), [[0]], [tf.cast(m, tf.int64)])
+    return tf.pad(x, padding), tf.reshape(x, swapped), tf.zeros(grown)

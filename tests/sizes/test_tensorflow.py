@@ -298,3 +298,16 @@ def test_a_range_is_as_long_as_its_limit_in_its_type(dtype: tf.DType):
         assert dtype is tf.bfloat16
     else:
         assert_same(found, original(tf.constant(x)).numpy(), "the range")
+
+
+def test_the_reason_for_fixed_sizes_is_what_no_condition_settles():
+    def original(x, y):
+        return tf.searchsorted(y, (x[1:] + y[1:])[:3])
+
+    specs = [tf.TensorSpec([None], tf.float32, name=n) for n in ("x", "y")]
+    module = invert.convert(tf.function(original, input_signature=specs, autograph=False))
+    with pytest.raises(invert.SignatureError, match="no source covers all sizes") as info:
+        _ = module.source
+    # That `x` and `y` must be equally long is known after the first attempt.
+    assert "requires a constant" in str(info.value)
+    assert "Incompatible shapes" not in str(info.value)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.ir.sizes import as_value, decided, is_open, require
 from invert.primitives.tf.matmul import adjoint, transpose
 from invert.primitives.tf.window import is_half
 from invert.tf.fallback.eager import check_bytes
@@ -22,6 +23,7 @@ from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.numerics.derivatives import with_tangent
 from invert.tf.ops.node import Node
 from invert.tf.values.constants import array, broadcast_to, ints
+from invert.tf.values.dynamic_size import int_min
 
 
 def _in_single(fn: Callable[..., Array]) -> Callable[..., Array]:
@@ -330,7 +332,7 @@ def _triangle(function: Callable[..., Array], x: Array, k: int) -> Array:
 
 @rule("MatrixBandPart", "BatchMatrixBandPart")
 def _band_part(x: Array, num_lower: Value, num_upper: Value) -> Array:
-    if isinstance(num_lower, np.ndarray) and isinstance(num_upper, np.ndarray):
+    if all(isinstance(n, np.ndarray) and n.dtype != object for n in (num_lower, num_upper)):
         (lower,), (upper,) = ints(num_lower), ints(num_upper)
         x = tril(x, upper) if upper >= 0 else x
         return _triangle(jnp.triu, x, -lower) if lower >= 0 else x
@@ -353,40 +355,69 @@ def _diag_part(x: Array) -> Array:
     return lax.reshape(jnp.diagonal(lax.reshape(x, (size, size))), shape)
 
 
-def _length(d: int, rows: int, columns: int) -> int:
-    return min(rows + min(d, 0), columns - max(d, 0))
+def _places(rows: Int, columns: Int) -> tuple[Value, Value]:
+    """The row and the column of each element of a matrix, as numbers if its sizes are known."""
+    if is_open(rows) or is_open(columns):
+        i, j = (lax.broadcasted_iota(np.int32, (rows, columns), axis) for axis in range(2))
+    else:
+        i, j = np.indices((rows, columns))
+    return i, j
 
 
-def _offset(d: int, align: str, longest: int, length: int) -> int:
-    """The start of diagonal `d` in its row of a band."""
+def _require_diagonals(low: int, high: int, rows: Int, columns: Int) -> None:
+    for k in {low, high} - {0}:
+        size = rows if k < 0 else columns
+        require(
+            size, "gt", abs(k), f"diagonal {k} of a matrix of {rows} rows and {columns} columns"
+        )
+
+
+def _starts(d: Value, shape: Ints, align: str, longest: Int) -> tuple[Value, Value]:
+    """Where diagonals `d` start in their rows of a band, and their lengths."""
+    xp = np if isinstance(d, np.ndarray) else jnp
+    rows, columns, longest = (as_value(n, d.dtype) for n in (*shape, longest))
+    length = xp.minimum(rows + xp.minimum(d, 0), columns - xp.maximum(d, 0))
     above, below = (side == "LEFT" for side in align.split("_"))
-    left = (d >= 0 and above) or (d <= 0 and below)
-    return 0 if left else longest - length
+    left = ((d >= 0) & above) | ((d <= 0) & below)
+    return xp.where(left, 0, longest - length), length
 
 
 @rule("MatrixDiagPart", "BatchMatrixDiagPart")
 def _main_diag_part(x: Array) -> Array:
-    return jnp.diagonal(x, axis1=-2, axis2=-1)
+    return _diagonal(x, 0)
+
+
+def _diagonal(x: Array, k: int) -> Array:
+    rows, columns = x.shape[-2:]
+    _require_diagonals(k, k, rows, columns)
+    if decided("le", rows + min(k, 0), columns - max(k, 0)) is None:
+        return lax.squeeze(_diagonals(x, k, k, "LEFT_LEFT", None), (x.ndim - 2,))
+    return jnp.diagonal(x, k, axis1=-2, axis2=-1)
+
+
+def _diagonals(x: Array, low: int, high: int, align: str, padding: Array | None) -> Array:
+    """The diagonals `low` to `high` as rows, the highest first."""
+    rows, columns = x.shape[-2:]
+    _require_diagonals(low, high, rows, columns)
+    longest = int_min(rows + min(high, 0), columns - max(low, 0))
+    band, place = _places(high - low + 1, longest)
+    d = high - band
+    xp = np if isinstance(d, np.ndarray) else jnp
+    start, length = _starts(d, (rows, columns), align, longest)
+    place = place - start
+    inside = (place >= 0) & (place < length)
+    i, j = place - xp.minimum(d, 0), place + xp.maximum(d, 0)
+    picked = x[..., xp.where(inside, i, 0), xp.where(inside, j, 0)]
+    if padding is None or (isinstance(inside, np.ndarray) and inside.all()):
+        return picked
+    inside = broadcast_to(inside, picked.shape)
+    return lax.select(inside, picked, broadcast_to(padding, picked.shape))
 
 
 @rule("MatrixDiagPartV2", "MatrixDiagPartV3")
 def _matrix_diag_part(x: Array, k: Ints, padding: Array, *, align: str = "LEFT_LEFT") -> Array:
     low, high = k[0], k[-1]
-    if low == high:
-        return jnp.diagonal(x, low, axis1=-2, axis2=-1)
-    rows, columns = x.shape[-2:]
-    longest = min(rows + min(high, 0), columns - max(low, 0))
-    i, j = np.full((2, high - low + 1, longest), -1, np.int32)
-    for band, d in enumerate(range(high, low - 1, -1)):
-        n = _length(d, rows, columns)
-        start = _offset(d, align, longest, n)
-        i[band, start : start + n] = np.arange(n) - min(d, 0)
-        j[band, start : start + n] = np.arange(n) + max(d, 0)
-    picked = x[..., np.maximum(i, 0), np.maximum(j, 0)]
-    if (i >= 0).all():
-        return picked
-    inside = broadcast_to(i >= 0, picked.shape)
-    return lax.select(inside, picked, broadcast_to(padding, picked.shape))
+    return _diagonal(x, low) if low == high else _diagonals(x, low, high, align, padding)
 
 
 @rule("MatrixDiag", "BatchMatrixDiag")
@@ -421,26 +452,27 @@ def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_L
 def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
     """`x` with diagonals `low` to `high` set, from rows of `diagonal` if `band`."""
     rows, columns = x.shape[-2:]
-    if diagonal.shape[-1] == 0:
-        return x
-    if low == high == 0 and not band:
-        # Each row is filled with its entry, and the mask selects one position.
-        if rows != diagonal.shape[-1]:
-            ends = [(0, 0, 0)] * (diagonal.ndim - 1) + [(0, rows - diagonal.shape[-1], 0)]
-            diagonal = lax.pad(diagonal, lax.full((), 0, diagonal.dtype), ends)
-        entries = lax.broadcast_in_dim(diagonal, x.shape, tuple(range(x.ndim - 1)))
-        i, j = (lax.broadcasted_iota(np.int32, x.shape, x.ndim - d) for d in (2, 1))
-        return lax.select(lax.eq(i, j), entries, x)
-    if not band:
-        diagonal = lax.expand_dims(diagonal, (diagonal.ndim - 1,))
+    _require_diagonals(low, high, rows, columns)
     longest = diagonal.shape[-1]
-    i, j = np.indices((rows, columns))
+    if longest == 0:
+        return x
+    if not band:
+        # Each row is filled with its entry, or each column below the main diagonal, and the mask
+        # selects one position.
+        axis = x.ndim - (2 if low >= 0 else 1)
+        if (missing := x.shape[axis] - longest) != 0:
+            require(missing, "ge", 0, f"a diagonal has {longest} elements")
+            ends = [(0, 0, 0)] * (diagonal.ndim - 1) + [(0, missing, 0)]
+            diagonal = lax.pad(diagonal, lax.full((), 0, diagonal.dtype), ends)
+        entries = lax.broadcast_in_dim(diagonal, x.shape, (*range(x.ndim - 2), axis))
+        i, j = (lax.broadcasted_iota(np.int32, x.shape, x.ndim - d) for d in (2, 1))
+        i = lax.add(i, lax.full_like(i, low)) if low else i
+        return lax.select(lax.eq(i, j), entries, x)
+    i, j = _places(rows, columns)
     d = j - i
+    xp = np if isinstance(d, np.ndarray) else jnp
+    start, _ = _starts(d, (rows, columns), align, longest)
     inside = (low <= d) & (d <= high)
-    starts = {
-        k: _offset(k, align, longest, _length(k, rows, columns)) for k in range(low, high + 1)
-    }
-    start = np.vectorize(lambda k: starts.get(k, 0), otypes=[int])(d)
-    place = np.where(inside, np.minimum(i, j) + start, 0)
-    entries = diagonal[..., np.where(inside, high - d, 0), place]
+    place = xp.where(inside, xp.minimum(i, j) + start, 0)
+    entries = diagonal[..., xp.where(inside, high - d, 0), place]
     return lax.select(broadcast_to(inside, x.shape), entries, x)

@@ -6,6 +6,7 @@ a GPU and here.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import jax
@@ -17,7 +18,8 @@ from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Rule, Value, rule
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import BoundedArray
-from invert.tf.values.constants import broadcast_to
+from invert.tf.values.constants import array, as_sizes, broadcast_to, is_static
+from invert.tf.values.dynamic_size import int_max, int_min
 
 _DROP = lax.GatherScatterMode.FILL_OR_DROP
 # Indices out of range are dropped, whether or not the op would raise.
@@ -45,14 +47,49 @@ def scatter_nd(
     return fn(x, indices, updates, numbers, indices_are_sorted=is_sorted, mode=_DROP)
 
 
-@rule("ScatterNd", ignores=_POLICY)
-def _scatter_nd(indices: Array, updates: Array, shape: Ints) -> Array:
-    return _scatter_nd_add(lax.full(shape, 0, updates.dtype), indices, updates)
+_ON_SIZES: dict[str, Callable[[Value, Value], Value]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Max": int_max,
+    "Min": int_min,
+    "Update": lambda old, new: new,
+}
 
 
-@rule(*(f"TensorScatter{kind}" for kind in SCATTERS), ignores=_POLICY)
-def _tensor_scatter(x: Array, indices: Array, updates: Array, *, op: str) -> Array:
-    return scatter_nd(SCATTERS[op.removeprefix("TensorScatter")], x, indices, updates)
+def _scatter_sizes(kind: str, x: np.ndarray, indices: np.ndarray, updates: Value) -> np.ndarray:
+    """`scatter_nd` on sizes, such as a list of paddings of which one is set."""
+    out = x.astype(object)
+    depth = indices.shape[-1]
+    updates = np.reshape(updates, (-1, *x.shape[depth:]))
+    for place, new in zip(indices.reshape(-1, depth).tolist(), updates, strict=True):
+        if all(0 <= i < n for i, n in zip(place, x.shape[:depth], strict=True)):
+            at = tuple(place)
+            out[at] = np.frompyfunc(_ON_SIZES[kind], 2, 1)(out[at], new)
+    return as_sizes(out, x.dtype)
+
+
+def _are_sizes(*values: Value) -> bool:
+    return all(is_static(v) for v in values) and any(v.dtype == object for v in values)
+
+
+@rule("ScatterNd", ignores=_POLICY, folds_sizes=True)
+def _scatter_nd(
+    indices: Value, updates: Value, shape: Ints, *, T: np.dtype, Tindices: np.dtype
+) -> Value:
+    if _are_sizes(indices, updates):
+        return _scatter_sizes("Add", np.zeros(shape, T), indices, updates)
+    updates = array(updates, T)
+    return _scatter_nd_add(lax.full(shape, 0, updates.dtype), array(indices, Tindices), updates)
+
+
+@rule(*(f"TensorScatter{kind}" for kind in SCATTERS), ignores=_POLICY, folds_sizes=True)
+def _tensor_scatter(
+    x: Value, indices: Value, updates: Value, *, op: str, T: np.dtype, Tindices: np.dtype
+) -> Value:
+    kind = op.removeprefix("TensorScatter")
+    if _are_sizes(x, indices, updates):
+        return _scatter_sizes(kind, x, indices, updates)
+    return scatter_nd(SCATTERS[kind], array(x, T), array(indices, Tindices), array(updates, T))
 
 
 @rule("ScatterNdNonAliasingAdd", ignores=_POLICY)
