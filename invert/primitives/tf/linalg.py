@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -357,6 +357,15 @@ def _length(d: int, rows: int, columns: int) -> int:
     return min(rows + min(d, 0), columns - max(d, 0))
 
 
+def _check_band(node: Node, low: int, high: int, shape: Sequence[int], size: int) -> None:
+    """Refuse diagonals outside of the matrix, and tables of more bytes than the file is worth."""
+    rows, columns = shape[-2:]
+    if not -rows < low <= high < columns:
+        reason = f"has diagonals {low} to {high} of a matrix of {rows} rows and {columns} columns"
+        raise node.error(reason, "Name diagonals of the matrix, from low to high.")
+    check_bytes(node, "tables of its entries", size)
+
+
 def _offset(d: int, align: str, longest: int, length: int) -> int:
     """The start of diagonal `d` in its row of a band."""
     above, below = (side == "LEFT" for side in align.split("_"))
@@ -370,12 +379,16 @@ def _main_diag_part(x: Array) -> Array:
 
 
 @rule("MatrixDiagPartV2", "MatrixDiagPartV3")
-def _matrix_diag_part(x: Array, k: Ints, padding: Array, *, align: str = "LEFT_LEFT") -> Array:
+def _matrix_diag_part(
+    x: Array, k: Ints, padding: Array, *, node: Node, align: str = "LEFT_LEFT"
+) -> Array:
     low, high = k[0], k[-1]
     if low == high:
         return jnp.diagonal(x, low, axis1=-2, axis2=-1)
     rows, columns = x.shape[-2:]
     longest = min(rows + min(high, 0), columns - max(low, 0))
+    size = 2 * (high - low + 1) * longest * np.dtype(np.int32).itemsize
+    _check_band(node, low, high, x.shape, size)
     i, j = np.full((2, high - low + 1, longest), -1, np.int32)
     for band, d in enumerate(range(high, low - 1, -1)):
         n = _length(d, rows, columns)
@@ -390,14 +403,21 @@ def _matrix_diag_part(x: Array, k: Ints, padding: Array, *, align: str = "LEFT_L
 
 
 @rule("MatrixDiag", "BatchMatrixDiag")
-def _main_matrix_diag(x: Array) -> Array:
+def _main_matrix_diag(x: Array, *, node: Node) -> Array:
     shape = (*x.shape, x.shape[-1])
-    return _set_band(x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)
+    return _set_band(node, x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)
 
 
 @rule("MatrixDiagV2", "MatrixDiagV3")
 def _matrix_diag(
-    x: Array, k: Ints, rows: Int, columns: Int, padding: Array, *, align: str = "LEFT_LEFT"
+    x: Array,
+    k: Ints,
+    rows: Int,
+    columns: Int,
+    padding: Array,
+    *,
+    node: Node,
+    align: str = "LEFT_LEFT",
 ) -> Array:
     low, high = k[0], k[-1]
     longest = x.shape[-1]
@@ -408,17 +428,21 @@ def _matrix_diag(
     columns = least_columns if columns == -1 else columns
     band = low < high
     shape = (*x.shape[: -2 if band else -1], rows, columns)
-    return _set_band(x, broadcast_to(padding, shape), low, high, align, band=band)
+    return _set_band(node, x, broadcast_to(padding, shape), low, high, align, band=band)
 
 
 @rule("MatrixSetDiag", "BatchMatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_LEFT") -> Array:
+def _set_diag(
+    x: Array, diagonal: Array, k: Ints = (0,), *, node: Node, align: str = "LEFT_LEFT"
+) -> Array:
     low, high = k[0], k[-1]
     band = diagonal.ndim == x.ndim and low < high
-    return _set_band(diagonal, x, low, high, align, band=band)
+    return _set_band(node, diagonal, x, low, high, align, band=band)
 
 
-def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
+def _set_band(
+    node: Node, diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool
+) -> Array:
     """`x` with diagonals `low` to `high` set, from rows of `diagonal` if `band`."""
     rows, columns = x.shape[-2:]
     if diagonal.shape[-1] == 0:
@@ -434,13 +458,14 @@ def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, ban
     if not band:
         diagonal = lax.expand_dims(diagonal, (diagonal.ndim - 1,))
     longest = diagonal.shape[-1]
-    i, j = np.indices((rows, columns))
+    _check_band(node, low, high, x.shape, 2 * rows * columns * np.dtype(np.int64).itemsize)
+    i, j = np.indices((rows, columns), sparse=True)
     d = j - i
     inside = (low <= d) & (d <= high)
-    starts = {
-        k: _offset(k, align, longest, _length(k, rows, columns)) for k in range(low, high + 1)
-    }
-    start = np.vectorize(lambda k: starts.get(k, 0), otypes=[int])(d)
-    place = np.where(inside, np.minimum(i, j) + start, 0)
-    entries = diagonal[..., np.where(inside, high - d, 0), place]
+    starts = np.array(
+        [_offset(k, align, longest, _length(k, rows, columns)) for k in range(low, high + 1)]
+    )
+    row = np.where(inside, high - d, 0)
+    place = np.where(inside, np.minimum(i, j) + starts[high - low - row], 0)
+    entries = diagonal[..., row, place]
     return lax.select(broadcast_to(inside, x.shape), entries, x)
