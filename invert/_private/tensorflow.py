@@ -17,6 +17,15 @@ import numpy as np
 TfObject: TypeAlias = Any
 
 
+def imported(name: str) -> TfObject | None:
+    """A module if it is imported; `None` while another thread still imports it.
+
+    The module is listed already then, and lacks names, but nobody holds an object of it.
+    """
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
 def tf_variable_dtype(handle: object) -> int | None:
     """The `DataType` of the variable behind an eager handle; `None` for other handles."""
     data = getattr(handle, "_handle_data", None)
@@ -51,7 +60,7 @@ def keras_variables(variables: Iterable[TfObject]) -> tuple[dict[int, str], dict
     for each variable of Keras 3.
     """
     wanted = {id(v): v for v in variables}
-    new, old = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    new, old = map(imported, ("keras", "tf_keras"))
     layers = _instances(old.layers.Layer) if wanted and old is not None else []
     if new is not None and any(_holder(v) is None for v in wanted.values()):
         _holders.update((id(h._value), h) for h in _instances(new.Variable))

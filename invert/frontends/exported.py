@@ -17,6 +17,7 @@ from jax.lax import GatherScatterMode as Mode
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._private.artifacts import check_extent
 from invert._private.jax import (
     exported_program,
     from_nowhere,
@@ -368,14 +369,21 @@ def _shape(aval: Aval) -> tuple[int | str | None, ...]:
 
 
 def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
-    return _read(lambda: jax.export.deserialize(cast(bytearray, blob)))  # read-only
+    def read() -> jax.export.Exported:
+        check_extent(blob)
+        return jax.export.deserialize(cast(bytearray, blob))  # read-only
+
+    return _read(read)
 
 
 def _read(read: Callable[[], jax.export.Exported]) -> jax.export.Exported:
     # Some flatbuffer reads are not bounds-checked; the reader then fails in many ways.
     try:
         with from_nowhere():
-            return read()
+            exported = read()
+        for aval in (*exported.in_avals, *exported.out_avals):
+            str(aval.shape)  # Python does not print numbers of thousands of digits
+        return exported
     except Exception as error:
         raise MalformedModelError(
             f"The bytes are not a serialized jax.export.Exported that this jax ({jax.__version__}) "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeGuard
 
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 
 from invert._errors import SignatureError
-from invert._private.tensorflow import TfObject
+from invert._private.tensorflow import TfObject, imported
 from invert.tf.ops.node import import_tensorflow
 
 # Names that Keras generates for unnamed inputs.
@@ -22,7 +21,7 @@ _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
 
 def is_layer(x: object) -> bool:
     """Return whether `x` is a layer or model of Keras 2 or 3; imports neither."""
-    modules = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    modules = map(imported, ("keras", "tf_keras"))
     return any(m is not None and isinstance(x, m.layers.Layer) for m in modules)
 
 

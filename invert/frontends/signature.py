@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -15,7 +14,7 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
-from invert._private.tensorflow import TfObject
+from invert._private.tensorflow import TfObject, imported
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
 from invert.ir.avals import fits_shape
 from invert.ir.types import Arguments, CallArguments, Keywords, Tree, Value
@@ -116,7 +115,7 @@ def _own(spec: TfObject) -> TensorSpec:
 
 
 def _is_type_of_tensorflow(x: object) -> bool:
-    tf = sys.modules.get("tensorflow")
+    tf = imported("tensorflow")
     return tf is not None and isinstance(x, tf.TypeSpec)
 
 
@@ -226,7 +225,7 @@ def is_open(tree: object) -> bool:
 def _is_composite(leaf: object) -> bool:
     if isinstance(leaf, CompositeSpec):
         return True
-    tf = sys.modules.get("tensorflow")
+    tf = imported("tensorflow")
     return tf is not None and isinstance(
         leaf,
         tf.RaggedTensorSpec | tf.SparseTensorSpec | tf.IndexedSlicesSpec

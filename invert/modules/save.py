@@ -389,7 +389,8 @@ def load_saved(
     namespace = importlib.util.module_from_spec(spec)
     sys.modules[name] = namespace
     try:
-        shown = page.read_text(encoding="utf-8") if page.is_file() else ""
+        # The page is only shown, so damage to it is, too.
+        shown = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
         vars(namespace).update(__source__=code.read_text(encoding="utf-8"), __page__=shown)
         spec.loader.exec_module(namespace)
         read = namespace.load

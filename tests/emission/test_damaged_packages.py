@@ -100,3 +100,9 @@ def test_damaged_code_is_named(tmp_path: Path, whole: str, damage: str) -> None:
     code.write_text(text.replace(whole, damage))
     with pytest.raises(invert.MalformedModelError, match=r"model\.py cannot be loaded"):
         invert.load(code.parent)
+
+
+def test_a_damaged_page_is_shown(tmp_path: Path) -> None:
+    package = build(tmp_path)
+    (package / "README.md").write_bytes(b"\xff\xfe")
+    assert arrays_of(invert.load(package))

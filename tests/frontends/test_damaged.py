@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.export import serialization
+from jax._src.export import serialization_generated as schema
 
 import invert
 from invert.stablehlo.ops.registry import REGISTRY, Entry
@@ -261,6 +264,56 @@ def test_artifacts_that_contradict_themselves(field: str, value: Any) -> None:
 def test_contradictions_are_reported_together() -> None:
     damaged = dataclasses.replace(exported(), nr_devices=0, in_tree=LEAF, out_avals=())
     with pytest.raises(invert.MalformedModelError, match=r"devices.*0 results.*tree.*leaves"):
+        invert.from_exported(damaged)
+
+
+@pytest.mark.parametrize("levels", [2, 40])
+def test_a_tree_whose_nodes_share_their_children(
+    levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(builder: Any, tree: Any) -> int:
+        schema.PyTreeDefStart(builder)
+        schema.PyTreeDefAddKind(builder, schema.PyTreeDefKind.tuple)
+        node = schema.PyTreeDefEnd(builder)
+        for _ in range(levels):
+            schema.PyTreeDefStartChildrenVector(builder, 2)
+            builder.PrependUOffsetTRelative(node)
+            builder.PrependUOffsetTRelative(node)
+            children = builder.EndVector()
+            schema.PyTreeDefStart(builder)
+            schema.PyTreeDefAddKind(builder, schema.PyTreeDefKind.tuple)
+            schema.PyTreeDefAddChildren(builder, children)
+            node = schema.PyTreeDefEnd(builder)
+        return node
+
+    whole = exported()
+    monkeypatch.setattr(serialization, "_serialize_pytreedef", shared)
+    damaged = bytes(whole.serialize())
+    reason = "share others so often" if levels > 2 else "not a serialized"
+    with pytest.raises(invert.MalformedModelError, match=reason):
+        invert.from_exported(damaged)
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ("a^1000000000", r"a power of 1000\.\.\."),
+        ("+".join(f"a{i}" for i in range(30_000)), "an expression of 198889 characters"),
+        ("*".join(["9^999"] * 6), "Exceeds the limit"),
+    ],
+)
+def test_sizes_that_take_long_to_read(
+    size: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, whole = serialization._serialize_aval, exported()
+
+    def other(builder: Any, aval: Any) -> int:
+        own = {"shape": (size,), "dtype": aval.dtype, "memory_space": aval.memory_space}
+        return plain(builder, types.SimpleNamespace(**own))
+
+    monkeypatch.setattr(serialization, "_serialize_aval", other)
+    damaged = bytes(whole.serialize())
+    with pytest.raises(invert.MalformedModelError, match=reason):
         invert.from_exported(damaged)
 
 

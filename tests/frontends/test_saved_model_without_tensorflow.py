@@ -363,6 +363,24 @@ print(any("backend_compile" in e for e in events))
     assert done.stdout.split() == ["[]", "True"], done.stderr
 
 
+def test_another_thread_may_be_importing_tensorflow(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\ntime.sleep(300)\n")
+    code = (
+        f"import sys, threading\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "import jax.numpy as jnp, invert\n"
+        "threading.Thread(target=lambda: __import__('tensorflow'), daemon=True).start()\n"
+        "while 'tensorflow' not in sys.modules: pass\n"
+        f"module = invert.load({str(models('nested'))!r}, signature='serving_default')\n"
+        "print(hasattr(sys.modules['tensorflow'], 'TypeSpec'), len(module.params))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "False 1\n", done.stderr
+
+
 def test_dense_tables_are_read_without_their_unused_buckets(tmp_path: Path) -> None:
     model = tf.Module()
     table = tf.lookup.experimental.DenseHashTable

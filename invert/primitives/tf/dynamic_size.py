@@ -67,6 +67,7 @@ def marks_rows(config: Config, node: Node) -> bool:
 @rule("Where", folds_operands=True, pads_rows=marks_rows)
 def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
     if isinstance(condition, np.ndarray) and condition.dtype != object:
+        check_bytes(node, "places", condition.size * condition.ndim * _INT64.itemsize)
         return np.argwhere(condition).astype(_INT64)
     x = array(condition)
     mask = x != np.zeros((), x.dtype)
@@ -137,7 +138,7 @@ def _unique(
 ) -> list[Value]:
     operands = [x] if axis is None else [x, axis]
     if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "biuf":
-        check_bytes(node, "constants", x.nbytes)
+        check_bytes(node, "constants", x.size * _INT64.itemsize)
         # The axis can only be the one there is.
         return _known_unique(x, out_idx)[: 3 if node.op.startswith("UniqueWithCounts") else 2]
     if all(isinstance(v, np.ndarray) and v.dtype != object for v in operands):

@@ -355,21 +355,26 @@ def _diag_part(x: Array) -> Array:
     return lax.reshape(jnp.diagonal(lax.reshape(x, (size, size))), shape)
 
 
+# Larger tables of places are computed by the program.
+_MOST_PLACES = 1 << 20
+
+
 def _places(rows: Int, columns: Int) -> tuple[Value, Value]:
-    """The row and the column of each element of a matrix, as numbers if its sizes are known."""
-    if is_open(rows) or is_open(columns):
+    """The row and the column of each element of a matrix, as numbers if there are not too many."""
+    if is_open(rows) or is_open(columns) or rows * columns > _MOST_PLACES:
         i, j = (lax.broadcasted_iota(np.int32, (rows, columns), axis) for axis in range(2))
     else:
         i, j = np.indices((rows, columns))
     return i, j
 
 
-def _require_diagonals(low: int, high: int, rows: Int, columns: Int) -> None:
+def _require_diagonals(node: Node, low: int, high: int, rows: Int, columns: Int) -> None:
     for k in {low, high} - {0}:
         size = rows if k < 0 else columns
-        require(
-            size, "gt", abs(k), f"diagonal {k} of a matrix of {rows} rows and {columns} columns"
-        )
+        message = f"diagonal {k} of a matrix of {rows} rows and {columns} columns"
+        if decided("gt", size, abs(k)) is False:
+            raise node.error(f"has {message}", "Name diagonals of the matrix.")
+        require(size, "gt", abs(k), message)
 
 
 def _starts(d: Value, shape: Ints, align: str, longest: Int) -> tuple[Value, Value]:
@@ -383,22 +388,24 @@ def _starts(d: Value, shape: Ints, align: str, longest: Int) -> tuple[Value, Val
 
 
 @rule("MatrixDiagPart", "BatchMatrixDiagPart")
-def _main_diag_part(x: Array) -> Array:
-    return _diagonal(x, 0)
+def _main_diag_part(x: Array, *, node: Node) -> Array:
+    return _diagonal(node, x, 0)
 
 
-def _diagonal(x: Array, k: int) -> Array:
+def _diagonal(node: Node, x: Array, k: int) -> Array:
     rows, columns = x.shape[-2:]
-    _require_diagonals(k, k, rows, columns)
+    _require_diagonals(node, k, k, rows, columns)
     if decided("le", rows + min(k, 0), columns - max(k, 0)) is None:
-        return lax.squeeze(_diagonals(x, k, k, "LEFT_LEFT", None), (x.ndim - 2,))
+        return lax.squeeze(_diagonals(node, x, k, k, "LEFT_LEFT", None), (x.ndim - 2,))
     return jnp.diagonal(x, k, axis1=-2, axis2=-1)
 
 
-def _diagonals(x: Array, low: int, high: int, align: str, padding: Array | None) -> Array:
+def _diagonals(
+    node: Node, x: Array, low: int, high: int, align: str, padding: Array | None
+) -> Array:
     """The diagonals `low` to `high` as rows, the highest first."""
     rows, columns = x.shape[-2:]
-    _require_diagonals(low, high, rows, columns)
+    _require_diagonals(node, low, high, rows, columns)
     longest = int_min(rows + min(high, 0), columns - max(low, 0))
     band, place = _places(high - low + 1, longest)
     d = high - band
@@ -415,20 +422,31 @@ def _diagonals(x: Array, low: int, high: int, align: str, padding: Array | None)
 
 
 @rule("MatrixDiagPartV2", "MatrixDiagPartV3")
-def _matrix_diag_part(x: Array, k: Ints, padding: Array, *, align: str = "LEFT_LEFT") -> Array:
+def _matrix_diag_part(
+    x: Array, k: Ints, padding: Array, *, node: Node, align: str = "LEFT_LEFT"
+) -> Array:
     low, high = k[0], k[-1]
-    return _diagonal(x, low) if low == high else _diagonals(x, low, high, align, padding)
+    if low == high:
+        return _diagonal(node, x, low)
+    return _diagonals(node, x, low, high, align, padding)
 
 
 @rule("MatrixDiag", "BatchMatrixDiag")
-def _main_matrix_diag(x: Array) -> Array:
+def _main_matrix_diag(x: Array, *, node: Node) -> Array:
     shape = (*x.shape, x.shape[-1])
-    return _set_band(x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)
+    return _set_band(node, x, lax.full(shape, 0, x.dtype), 0, 0, "LEFT_LEFT", band=False)
 
 
 @rule("MatrixDiagV2", "MatrixDiagV3")
 def _matrix_diag(
-    x: Array, k: Ints, rows: Int, columns: Int, padding: Array, *, align: str = "LEFT_LEFT"
+    x: Array,
+    k: Ints,
+    rows: Int,
+    columns: Int,
+    padding: Array,
+    *,
+    node: Node,
+    align: str = "LEFT_LEFT",
 ) -> Array:
     low, high = k[0], k[-1]
     longest = x.shape[-1]
@@ -439,20 +457,24 @@ def _matrix_diag(
     columns = least_columns if columns == -1 else columns
     band = low < high
     shape = (*x.shape[: -2 if band else -1], rows, columns)
-    return _set_band(x, broadcast_to(padding, shape), low, high, align, band=band)
+    return _set_band(node, x, broadcast_to(padding, shape), low, high, align, band=band)
 
 
 @rule("MatrixSetDiag", "BatchMatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def _set_diag(x: Array, diagonal: Array, k: Ints = (0,), *, align: str = "LEFT_LEFT") -> Array:
+def _set_diag(
+    x: Array, diagonal: Array, k: Ints = (0,), *, node: Node, align: str = "LEFT_LEFT"
+) -> Array:
     low, high = k[0], k[-1]
     band = diagonal.ndim == x.ndim and low < high
-    return _set_band(diagonal, x, low, high, align, band=band)
+    return _set_band(node, diagonal, x, low, high, align, band=band)
 
 
-def _set_band(diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool) -> Array:
+def _set_band(
+    node: Node, diagonal: Array, x: Array, low: int, high: int, align: str, *, band: bool
+) -> Array:
     """`x` with diagonals `low` to `high` set, from rows of `diagonal` if `band`."""
     rows, columns = x.shape[-2:]
-    _require_diagonals(low, high, rows, columns)
+    _require_diagonals(node, low, high, rows, columns)
     longest = diagonal.shape[-1]
     if longest == 0:
         return x

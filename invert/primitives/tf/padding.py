@@ -11,11 +11,10 @@ from jax import lax
 
 from invert.ir.sizes import is_open, require
 from invert.primitives.tf.gather import take
-from invert.tf.fallback.kernels_in_child import MOST_BYTES
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Static, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.constants import array, broadcast_to, ints, is_static, pack_dims
+from invert.tf.values.constants import MOST_BYTES, array, broadcast_to, ints, is_static, pack_dims
 from invert.tf.values.dynamic_size import int_max
 from invert.tf.values.split_space import SplitSpace
 

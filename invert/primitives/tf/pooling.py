@@ -216,6 +216,8 @@ def _shifted(
 # these kernels, which are constants. Otherwise the regions are drawn from the key of the call.
 
 _I64, _U64 = np.dtype(np.int64), np.dtype(np.uint64)
+# Each step of the shuffle of their sizes may copy all of them.
+_MOST_REGIONS = 1 << 16
 
 
 def _draws(node: Node) -> bool:
@@ -240,6 +242,9 @@ def _fractional_pool(
         raise node.error("divides an image of symbolic size", "Convert it at a fixed size.")
     ratios = np.asarray(pooling_ratio, np.float32)
     counts = [int(np.float32(n) / r) for n, r in zip(lengths, ratios[1:3], strict=True)]
+    if max(counts) > _MOST_REGIONS:
+        reason = f"has {max(counts)} regions along an axis, of which at most {_MOST_REGIONS} work"
+        raise node.error(reason, "Divide the image into fewer regions.")
     if _draws(node):
         stream = Stream(jax.random.bits(ctx.key(), (), _U64), np.uint64(0), np.uint64(0))
         starts = _regions(stream, lengths, counts, pseudo_random)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.tf.fallback.eager import check_bytes
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Value, rule
 from invert.tf.ops.node import Node
@@ -188,6 +189,7 @@ def _area(node: Node, size: Int, out: Int, align: bool) -> np.ndarray:
     """The fraction of each output pixel that each input pixel covers."""
     if not (isinstance(size, int) and isinstance(out, int)):
         raise node.error("resizes an image of unknown size", "Fix the size of the image.")
+    check_bytes(node, "a table of its weights", out * size * _F32.itemsize)
     scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
     start = np.arange(out, dtype=_F32) * scale
     end = np.arange(1, out + 1, dtype=_F32) * scale

@@ -16,7 +16,6 @@ from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype
 from invert.protos.types import FunctionDefLibrary, NameAttrList, NodeDef
 from invert.tf.fallback.kernels_in_child import (
-    MOST_BYTES,
     PLAIN,
     Input,
     KernelError,
@@ -27,6 +26,7 @@ from invert.tf.fallback.kernels_in_child import (
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
+from invert.tf.values.constants import MOST_BYTES
 
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:

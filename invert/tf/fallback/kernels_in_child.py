@@ -18,6 +18,7 @@ from invert._child import Child, ChildError
 from invert._private.tensorflow import TfObject
 from invert.protos.tensors import decode_dtype, decode_tensor
 from invert.tf.ops.node import import_tensorflow
+from invert.tf.values.constants import MOST_BYTES
 
 # Ops that move, compare or convert elements and check every index that an input holds. Their
 # results are no larger than their inputs and attributes. Chosen from what their documentation says
@@ -34,8 +35,7 @@ PLAIN = frozenset(
 
 _START_SECONDS = 180.0
 _SECONDS = 60.0
-# Limits on the bytes of inputs and results, and on the child's memory.
-MOST_BYTES = 1 << 28
+# Inputs and results have at most `MOST_BYTES` each.
 _MEMORY_BYTES = 4 << 30
 _LENGTH = struct.Struct("<Q")
 

@@ -29,6 +29,9 @@ from invert.tf.ops.state import State
 
 # Counts a function's nodes once per call, and a node's results. More than this takes minutes.
 _MOST_RESULTS = 1_000_000
+# Each further result of one node is about as much work as this many nodes, and no file has a byte
+# for it.
+_PER_FURTHER_RESULT = 8
 # Ops that pass a handle through.
 _PASSES_HANDLES = frozenset(
     "Identity IdentityN Enter RefEnter Switch RefSwitch Merge RefMerge RefIdentity".split()
@@ -170,12 +173,12 @@ class Analysis:
         return self._facts[key]
 
     def _further_results(self, node: Node) -> int:
-        """The number of results beyond the first that an attribute asks for."""
+        """The results beyond the first that an attribute asks for, as a number of nodes."""
         definition = self.graph.op_def(node.op)
         if definition is None:
             return 0
         names = {a.number_attr for a in definition.output_arg} - {""}
-        return sum(max(node.attrs[name].i - 1, 0) for name in names)
+        return _PER_FURTHER_RESULT * sum(max(node.attrs[name].i - 1, 0) for name in names)
 
     def _facts_of_callees(self, node: Node, inputs: tuple[bool, ...]) -> list[_Facts]:
         """The facts of the functions that a node calls."""

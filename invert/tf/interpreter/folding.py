@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Callable, Hashable, Sequence
 
@@ -22,7 +23,7 @@ from invert.ir.interpret import interpret
 from invert.ir.types import AnyJaxpr, Eqn, Value
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
-from invert.tf.values.constants import is_static
+from invert.tf.values.constants import MOST_BYTES, is_static
 
 Rule = Callable[[list[Value]], Sequence[Value]]
 
@@ -94,10 +95,12 @@ class Folding:
         return operands if all(map(operator.is_, found, operands)) else found
 
     def _value(self, value: Value) -> Value:
-        """The known value of a result; `None` if it depends on open sizes."""
+        """The known value of a result; `None` if it depends on open sizes, or is too large."""
         origin = self._origins.get(id(value))
         if origin is None:
             return value
+        if id(value) not in self._known and _is_large(value):
+            self._known[id(value)] = None
         if id(value) not in self._known:
             operands = [self._value(v) for v in origin.operands]
             try:
@@ -105,6 +108,12 @@ class Folding:
             except UnsupportedOpError:
                 self._known[id(value)] = None
         return self._known[id(value)]
+
+
+def _is_large(value: Value) -> bool:
+    """Return whether a value takes more memory than a small graph may ask for at conversion."""
+    sizes = [n for n in value.shape if isinstance(n, int)]
+    return math.prod(sizes) * value.dtype.itemsize > MOST_BYTES
 
 
 def _computed(origin: _Origin, operands: list[Value]) -> np.ndarray | RepeatedArray | None:

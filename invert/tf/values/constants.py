@@ -119,6 +119,8 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
 
 # A constant that repeats one number takes no memory, but this many integers do.
 _MOST_INTS = 1 << 20
+# The largest value that is computed at conversion.
+MOST_BYTES = 1 << 28
 
 
 def ints(value: np.ndarray) -> tuple[Value, ...]:
