@@ -496,6 +496,7 @@ _TOLD = {
     "cli/terminal.py: without_logs": "a stream of the caller",
     "frontends/exported.py: _vjp": "runs the author's code, and reports what it raises",
     "frontends/exported.py: _read": "JAX reads bytes",
+    "stablehlo/author_rules.py: of": "traces the author's code, and reports what it raises",
     "frontends/keras_archive.py: load": "Keras reads a file",
     "frontends/keras_archive.py: _config_of": "zipfile and json read a file",
     "frontends/keras_model.py: _inputs_of": "a property of Keras",

@@ -295,7 +295,7 @@ def trace_closed(fn: JaxFunction, *avals: object) -> ClosedJaxpr:
     names = core.DebugInfo("jit", getattr(fn, "__name__", "fn"), ("",) * len(types), None)
     traced = lu.wrap_init(flat, debug_info=names)
     jaxpr, _, consts = partial_eval.trace_to_jaxpr_dynamic(traced, types)
-    return cast("ClosedJaxpr", _JAXPRS[1](jaxpr, consts))
+    return cast("ClosedJaxpr", JAXPRS[1](jaxpr, consts))
 
 
 def forget_traces(namespace: Mapping[str, object]) -> None:
@@ -512,7 +512,7 @@ def _serialized(traced: Value, platform: str, disabled: Sequence[Value]) -> byte
     return export_internal._module_to_bytecode(module)
 
 
-_JAXPRS = (core.Jaxpr, ClosedJaxpr)
+JAXPRS = (core.Jaxpr, ClosedJaxpr)
 _PLAIN = frozenset({bool, int, str, type(None)})
 
 
@@ -526,7 +526,7 @@ def holds_jaxprs(eqn: Eqn) -> bool:
             value = value[0]
             if type(value) in _PLAIN:
                 continue
-        if isinstance(value, _JAXPRS):
+        if isinstance(value, JAXPRS):
             return True
     return False
 
@@ -535,7 +535,7 @@ def holds_jaxpr(value: object) -> bool:
     """Return whether a parameter is a jaxpr or a tuple of jaxprs."""
     if isinstance(value, tuple) and value:
         value = value[0]
-    return type(value) not in _PLAIN and isinstance(value, _JAXPRS)
+    return type(value) not in _PLAIN and isinstance(value, JAXPRS)
 
 
 def params_of_jaxprs(eqn: Eqn) -> dict[str, Value]:
@@ -570,7 +570,7 @@ def made_by(value: object) -> tuple[str, list[Value], Params] | None:
 
 def is_jaxpr(value: object) -> TypeGuard[AnyJaxpr]:
     """Return whether `value` is a jaxpr, closed or open."""
-    return isinstance(value, _JAXPRS)
+    return isinstance(value, JAXPRS)
 
 
 def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
@@ -766,7 +766,7 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
     if jaxpr is open_jaxpr(original):
         return original
     is_open = isinstance(original, core.Jaxpr)
-    return cast("J", jaxpr if is_open else _JAXPRS[1](jaxpr, consts_of(original)))
+    return cast("J", jaxpr if is_open else JAXPRS[1](jaxpr, consts_of(original)))
 
 
 @contextlib.contextmanager
@@ -805,32 +805,32 @@ def jvp_rule_of(params: Params) -> Hashable | None:
     while isinstance(fun := params.get("jvp_jaxpr_fun"), lu.WrappedFun):
         if params["num_consts"] or fun.transforms:
             return None
-        if (change := _closed_over(fun.f, "change")) is not None:  # `mapped_thunk`
+        if (change := closed_over(fun.f, "change")) is not None:  # `mapped_thunk`
             changes.append(change)
-            params = {"jvp_jaxpr_fun": _closed_over(fun.f, "thunk"), "num_consts": 0}
+            params = {"jvp_jaxpr_fun": closed_over(fun.f, "thunk"), "num_consts": 0}
             continue
-        thunk = _closed_over(fun.f, "fn")
-        if (inner := _closed_over(thunk, "jvp_jaxpr_fun")) is not None:
+        thunk = closed_over(fun.f, "fn")
+        if (inner := closed_over(thunk, "jvp_jaxpr_fun")) is not None:
             # Dead code was removed; there is none if all results are used.
-            if not all(_closed_over(thunk, "used_outs") or (False,)):
+            if not all(closed_over(thunk, "used_outs") or (False,)):
                 return None
             params = {"jvp_jaxpr_fun": inner, "num_consts": 0}
             continue
-        rule = _closed_over(thunk, "jvp")
+        rule = closed_over(thunk, "jvp")
         if not isinstance(rule, lu.WrappedFun):
             return None
-        lifted = _closed_over(rule.f, "jvp_jaxpr_fun")
+        lifted = closed_over(rule.f, "jvp_jaxpr_fun")
         if lifted is None:
             # Written by an author, and only flattened.
             if [gen.__name__ for gen, _ in rule.transforms] != ["_flatten_jvp"]:
                 return None
             _, _, tree, _ = rule.transforms[0][1]
-            avals = tuple(_closed_over(thunk, "in_avals"))
+            avals = tuple(closed_over(thunk, "in_avals"))
             return rule.f, tree, rule.params, avals, tuple(changes), symbolic_zeros
         # Bound again from a jaxpr.
         if rule.transforms:
             return None
-        params = {"jvp_jaxpr_fun": lifted, "num_consts": _closed_over(rule.f, "num_consts")}
+        params = {"jvp_jaxpr_fun": lifted, "num_consts": closed_over(rule.f, "num_consts")}
     return None
 
 
@@ -839,7 +839,7 @@ def rule_name(params: Params) -> str:
     return params["jvp_jaxpr_fun"].debug_info.func_name
 
 
-def _closed_over(function: Value, name: str) -> Value:
+def closed_over(function: Value, name: str) -> Value:
     """The value of a function's free variable, or `None`."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     if name not in names:
@@ -878,30 +878,24 @@ def scan_layout(params: Params) -> tuple[int, int]:
 pvary = core.pvary
 
 
-def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | None:
-    """The mesh that an artifact names; `None` before serialization version 6."""
-    named = [
-        *(getattr(exported, "_in_named_shardings", None) or ()),
-        *(getattr(exported, "_out_named_shardings", None) or ()),
-    ]
-    return next((s.mesh for s in named if s is not None), None)
-
-
-def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
-    """The exported program, which an artifact of this process keeps for its gradient."""
-    cells = getattr(exported._get_vjp, "__closure__", None) or ()
-    programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, _JAXPRS)]
-    return cast("AnyJaxpr", programs[0]) if len(programs) == 1 else None
-
-
 _OWN_FOLDER = str(Path(jax.__file__).parent)
 
 
 def has_rule_of_jax(eqn: core.JaxprEqn) -> bool:
-    """Return whether the function and rule of a `custom_jvp` are JAX's, as for `relu`."""
-    file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename
+    """Return whether the function and rule of a `custom_jvp` are JAX's, as for `relu`.
+
+    Those of `custom_root` call the author's.
+    """
+    file = open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_filename or ""
     rule = eqn.params["jvp_jaxpr_fun"].debug_info
-    return (file or "").startswith(_OWN_FOLDER) and f" at {_OWN_FOLDER}" in rule.func_src_info
+    own = file.startswith(_OWN_FOLDER) and not file.startswith(f"{_OWN_FOLDER}/_src/lax/control_")
+    return own and f" at {_OWN_FOLDER}" in rule.func_src_info
+
+
+def is_solved_by_jax(eqn: core.JaxprEqn) -> bool:
+    """Return whether a `custom_linear_solve` is that of `jax.numpy.linalg.solve`."""
+    solve = open_jaxpr(eqn.params["jaxprs"].solve).debug_info
+    return solve.func_filename == f"{_OWN_FOLDER}/_src/lax/linalg.py"
 
 
 # Of `lax`, only solves call it: their derivative does not depend on how they are solved.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -17,26 +16,25 @@ from jax.lax import GatherScatterMode as Mode
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError
-from invert._private.artifacts import check_extent
+from invert._private.artifact_bounds import check_extent
+from invert._private.artifacts import exported_program, stated_mesh
 from invert._private.jax import (
-    exported_program,
     from_nowhere,
-    from_words,
-    has_rule_of_jax,
-    is_stopped_by_jax,
-    open_jaxpr,
     physical_type,
-    stated_mesh,
-    words_of,
 )
 from invert.frontends.stablehlo import argument_locations
 from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import is_differentiable, type_text
 from invert.ir.gradient_marker import Gradient, mark
-from invert.ir.jaxprs import equations, is_wide_dtype, names_in, sub_jaxprs
-from invert.ir.lookups import gathers_numbers
-from invert.ir.order import reached
-from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr, Tree, Value
+from invert.ir.types import Aval, Tree, Value
+from invert.stablehlo.author_rules import (
+    differs_from_autodiff,
+    flat_function,
+    gather_modes,
+    marked_function,
+    may_have_rules,
+    types_of,
+)
 from invert.stablehlo.program import ArrayType, Program
 
 
@@ -78,43 +76,8 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         ops=program.ops,
         notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
-        promises_bounds=_gather_modes(exported_program(exported)) == {Mode.PROMISE_IN_BOUNDS},
+        promises_bounds=gather_modes(exported_program(exported)) == {Mode.PROMISE_IN_BOUNDS},
     )
-
-
-def _is_rule(eqn: Eqn) -> bool:
-    """Return whether an equation has a derivative rule of its author."""
-    if eqn.primitive.name == "stop_gradient":
-        return not is_stopped_by_jax(eqn)
-    if eqn.primitive.name == "custom_jvp_call":
-        return not has_rule_of_jax(eqn)
-    if eqn.primitive.name == "custom_linear_solve":
-        # The loop of an iterative solve has no reverse derivative.
-        return "while" in names_in(open_jaxpr(eqn.params["jaxprs"].solve))
-    return eqn.primitive.name == "custom_vjp_call"
-
-
-def _has_rules(jaxpr: Jaxpr, ignored: str) -> bool:
-    """Return whether a program has derivative rules of its author; visits shared parts once.
-
-    Those of the primitive `ignored` do not count.
-    """
-
-    def inside(current: Jaxpr) -> Iterator[Jaxpr]:
-        for eqn in current.eqns:
-            # The derivative of a linear solve does not depend on how it is solved.
-            solve = eqn.primitive.name == "custom_linear_solve"
-            yield from map(open_jaxpr, [eqn.params["jaxprs"].matvec] if solve else sub_jaxprs(eqn))
-
-    eqns = (eqn for current in reached([jaxpr], inside) for eqn in current.eqns)
-    return any(eqn.primitive.name != ignored and _is_rule(eqn) for eqn in eqns)
-
-
-def _gather_modes(program: AnyJaxpr | None) -> set[Mode]:
-    """How a program's gathers of numbers with derivatives treat indices, where they lower alike."""
-    eqns = () if program is None else equations(open_jaxpr(program))
-    modes = {e.params["mode"] for e in eqns if gathers_numbers(e)}
-    return modes & {Mode.CLIP, Mode.PROMISE_IN_BOUNDS}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,15 +117,17 @@ class _Artifact:
 
     def function(self, *, marked: bool = True) -> Callable[[Sequence[Value]], list[Value]]:
         """The function of the flat arguments, marked with its gradient if it holds one."""
-        kept, out_avals = self.exported.module_kept_var_idx, self.exported.out_avals
-        program = self.program
         gradient = self._gradient() if marked else None
+        if gradient is not None and gradient.problem and gradient.has_rule:
+            function = marked_function(self.exported, self.config)
+            if function is not None:
+                return function
+        plain = flat_function(self.exported, self.program)
+        if gradient is None:
+            return plain
 
         def run(values: Sequence[Value]) -> list[Value]:
-            found = program.on_devices(*(words_of(values[i]) for i in kept))
-            results = [from_words(r, aval.dtype) for r, aval in zip(found, out_avals, strict=True)]
-            if gradient is None:
-                return results
+            results = plain(values)
             integers = [r for r in results if not is_differentiable(r)]
             return mark(gradient, results, values, [*values, *integers])
 
@@ -172,13 +137,14 @@ class _Artifact:
         if not self._holds_vjp:
             return None
         location = f"the VJP of {self.exported.fun_name}"
+        has_rule = exported_program(self.exported) is not None
         vjp = self._vjp()
         if isinstance(vjp, str):
-            return Gradient(location, lambda *_: [], problem=vjp)
+            return Gradient(location, lambda *_: [], vjp, has_rule=has_rule)
         own = _Artifact._parsed([vjp], self.config, self.trusted)
         self._check_vjp(own.exported)
         if problems := own.program.problems:
-            return Gradient(location, lambda *_: [], problem=str(problems[0]))
+            return Gradient(location, lambda *_: [], str(problems[0]), has_rule=has_rule)
         results = self.exported.out_avals
         numbers = list(map(is_differentiable, self.exported.in_avals))
         plain, nested = own.function(marked=False), functools.cache(own.function)
@@ -204,22 +170,17 @@ class _Artifact:
             read_nested=inner,
             # If the function has no rules but stops, those in its gradient are the same.
             compares_nested=inner is not None
-            and self._may_have_rules(ignored="stop_gradient")
-            and own._may_have_rules(),
+            and may_have_rules(self.exported, ignored="stop_gradient")
+            and may_have_rules(own.exported),
             first_only=first_only,
+            has_rule=has_rule,
         )
 
-    @functools.cached_property
+    @property
     def _holds_vjp(self) -> bool:
         if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
             return False
-        # Gathers of both modes lower to the same op, and only the gradient tells them apart.
-        modes = _gather_modes(exported_program(self.exported))
-        return self._may_have_rules() or len(modes) > 1
-
-    def _may_have_rules(self, ignored: str = "") -> bool:
-        traced = exported_program(self.exported)
-        return traced is None or _has_rules(open_jaxpr(traced), ignored)
+        return differs_from_autodiff(self.exported)
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or why there is none."""
@@ -227,11 +188,8 @@ class _Artifact:
             return _read(self.exported.vjp)
         # An artifact of this process traces the author's function again, which need not have a
         # derivative.
-        wide = any(
-            is_wide_dtype(a.dtype) for a in (*self.exported.in_avals, *self.exported.out_avals)
-        )
         try:
-            with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            with types_of(self.exported):
                 return self.exported.vjp()
         except Exception as error:  # noqa: BLE001  the author's code may raise anything
             first = (str(error).splitlines() or [""])[0]

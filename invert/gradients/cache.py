@@ -19,8 +19,8 @@ from invert._private.jax import close_like, consts_of, open_jaxpr
 from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
-from invert.ir.interpret import inline_calls, retrace
-from invert.ir.jaxprs import canonicalize, map_jaxprs, names_in, split_constants, with_inlined
+from invert.ir.interpret import inlined, retrace
+from invert.ir.jaxprs import map_jaxprs, names_in, split_constants, with_inlined
 from invert.ir.match import equivalent
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
@@ -52,14 +52,6 @@ def without_rules(closed: J) -> J:
 
 def _has_rules(closed: AnyJaxpr) -> bool:
     return not kinds.WITH_RULES.isdisjoint(names_in(open_jaxpr(closed)))
-
-
-def inlined(closed: J) -> J | ClosedJaxpr:
-    """Inline all calls, since JAX splits them when it differentiates."""
-    program: J | ClosedJaxpr = closed
-    while any(e.primitive.name == "jit" for e in open_jaxpr(program).eqns):
-        program = inline_calls(program)
-    return canonicalize(program)
 
 
 _T = TypeVar("_T")

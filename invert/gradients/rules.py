@@ -16,7 +16,8 @@ from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
 from invert.ir import jaxprs
-from invert.ir.avals import type_of, with_float0
+from invert.ir.avals import is_differentiable, type_of, with_float0
+from invert.ir.gradient_marker import without_derivative
 from invert.ir.graph import Graph, is_var
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
@@ -37,7 +38,7 @@ class Rule:
 
     function: JaxFunction
     operands: Sequence[Atom]
-    kind: Literal["custom_jvp", "custom_vjp", "stop_gradient", "plain"]
+    kind: Literal["custom_jvp", "custom_vjp", "stop_gradient", "plain", "refused"]
     higher: str = ""
     region: MarkedRegion | None = None
 
@@ -45,6 +46,12 @@ class Rule:
 def stopped(*values: Value) -> list[Value]:
     """The values, with zero derivative."""
     return [jax.lax.stop_gradient(v) for v in values]
+
+
+def refused(text: str) -> JaxFunction:
+    """The values, whose derivative is an error."""
+    forbid = without_derivative(text)
+    return lambda *values: [forbid(v) if is_differentiable(v) else v for v in values]
 
 
 def is_zero(closed: AnyJaxpr) -> bool:

@@ -23,7 +23,7 @@ from invert._config import Config
 from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
-from invert.gradients.cache import GradientCache, inlined
+from invert.gradients.cache import GradientCache
 from invert.gradients.checkpoints import with_checkpoints
 from invert.gradients.compare import (
     FAILURES,
@@ -41,6 +41,7 @@ from invert.gradients.rules import (
     is_zero,
     make_rule,
     plain_function,
+    refused,
     stopped,
     with_calls,
 )
@@ -50,7 +51,7 @@ from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
-from invert.ir.interpret import bind, interpret
+from invert.ir.interpret import bind, inlined, interpret
 from invert.ir.lookups import adds_without_clipping
 from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
@@ -60,11 +61,18 @@ from invert.rewriting.driver import Replacement, replace
 from invert.rewriting.pattern import Pattern
 from invert.stablehlo.lowered import raised_again
 
-Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost"]
+Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost", "refused"]
 
 # Where the higher derivatives of a rule come from.
 _STORED = "; second derivatives are those of the container"
 _NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
+_DROPPED = (
+    "; second derivatives are those of the rule alone, without the forward pass of its author"
+)
+_AUTODIFF = 'Config(custom_gradients="ignore") gives plain autodiff, which is another derivative.'
+
+# Constants of at least this many elements are passed as arguments instead of lowered.
+_LARGE = 1 << 14
 
 
 def _compares_numbers(program: AnyJaxpr) -> bool:
@@ -73,10 +81,6 @@ def _compares_numbers(program: AnyJaxpr) -> bool:
         e.primitive.name == "eq" and is_differentiable(e.invars[0].aval)
         for e in jaxprs.equations(open_jaxpr(program))
     )
-
-
-# Constants of at least this many elements are passed as arguments instead of lowered.
-_LARGE = 1 << 14
 
 
 def _held_outside(region: MarkedRegion) -> list[dict[Var, Value]]:
@@ -133,8 +137,8 @@ class Outcome:
     """The outcome for one gradient function of the container.
 
     `kind`: `"autodiff"` if automatic differentiation agrees or is made to, the kind of the rule as
-    which it is kept, or `"lost"` if it could not be read, so that automatic differentiation
-    replaces it.
+    which it is kept, or, if it could not be read, `"lost"` where automatic differentiation
+    replaces it, and `"refused"` where that is known to be another derivative.
     """
 
     location: str
@@ -230,21 +234,18 @@ class GradientResolver:
     def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
-            self._lose(gradient, gradient.problem)
-            return None
+            return self._lose(gradient, gradient.problem, parts(eqn)[0])
         region = MarkedRegion(graph, eqn, self, settled)
         if not (region.numbers and region.wanted):
             self._say(gradient, "there is none: integers have no derivative")
             return None
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
-            self._lose(gradient, "the gradient is complex and not a JAX one")
-            return None
+            return self._lose(gradient, "the gradient is complex and not a JAX one", region.results)
         try:
             raw = jaxprs.canonicalize(region.backward())
         except InvertError as error:
-            self._lose(gradient, f"the gradient cannot be raised: {error}")
-            return None
+            return self._lose(gradient, f"the gradient cannot be raised: {error}", region.results)
         rule = self._first(region, raw)
         if self.order > 1 or not gradient.compares_nested or self.config.custom_gradients == "keep":
             return rule
@@ -311,7 +312,8 @@ class GradientResolver:
             if rule.kind == "custom_vjp"
             else ""
         )
-        told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}"
+        dropped = _DROPPED if region.gradient.drops_forward else ""
+        told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}{dropped}"
         kind = "custom_vjp" if rule.kind == "custom_vjp" else "custom_jvp"
         self._say(region.gradient, told, kind)
         return rule
@@ -398,7 +400,7 @@ class GradientResolver:
             itself = calls_of(region, make_rule(region, first, self.x64, linear=True), self.x64)
         nested = jaxprs.canonicalize(self._with_nested(region))
         backward, outcomes = self._settled(nested, itself)
-        own = [o for o in outcomes if o.is_kept]
+        own = [o for o in outcomes if o.is_kept or o.kind == "refused"]
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
@@ -447,8 +449,14 @@ class GradientResolver:
     def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
         self.outcomes.append(Outcome(gradient.location, kind, text))
 
-    def _lose(self, gradient: Gradient, reason: str) -> None:
-        self.outcomes.append(Outcome(gradient.location, "lost", f"plain autodiff: {reason}"))
+    def _lose(self, gradient: Gradient, reason: str, results: Sequence[Atom]) -> Rule | None:
+        """No rule for a gradient that cannot be read, or one that refuses the derivative."""
+        if not gradient.has_rule:
+            self._say(gradient, f"plain autodiff: {reason}", "lost")
+            return None
+        self._say(gradient, f"without a derivative: {reason}", "refused")
+        text = f"{gradient.location} has no derivative here: {reason}. {_AUTODIFF}"
+        return Rule(refused(text), results, "refused")
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
         """Return whether the gradient is isomorphic to the lowering of autodiff.

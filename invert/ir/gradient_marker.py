@@ -9,9 +9,12 @@ automatic differentiation and removes the marker or turns it into a rule.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import jax
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
 
 from invert._private.jax import Primitive
@@ -37,6 +40,10 @@ class Gradient:
     - `compares_nested`: whether these are compared also where this one agrees with automatic
         differentiation.
     - `first_only`: whether the container may lack gradient functions that were inside this one.
+    - `has_rule`: whether the function is known to have a rule of its author, so that automatic
+        differentiation is no substitute for a gradient that cannot be read.
+    - `drops_forward`: whether the function computes its results without its rule when it is
+        differentiated, which matters to second derivatives, and is not kept.
     """
 
     location: str
@@ -46,6 +53,28 @@ class Gradient:
     read_nested: Callable[[], object] | None = None
     compares_nested: bool = False
     first_only: bool = False
+    has_rule: bool = False
+    drops_forward: bool = False
+
+
+def without_derivative(text: str, *, warn: bool = False) -> Callable[[Value], Value]:
+    """An identity whose derivative is a `LookupError`, as in TensorFlow, or a warning."""
+
+    def prevent_gradient(x: Value) -> Value:
+        return x
+
+    def jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+        (x,), (t,) = primals, tangents
+        if isinstance(t, SymbolicZero):
+            return x, t
+        if not warn:
+            raise LookupError(text)
+        warnings.warn(text, stacklevel=2)
+        return x, t
+
+    identity = jax.custom_jvp(prevent_gradient)
+    identity.defjvp(jvp, symbolic_zeros=True)
+    return identity
 
 
 custom_gradient_p = Primitive("custom_gradient")

@@ -17,8 +17,8 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.ir.jaxprs import with_inlined
-from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, Literal, Value
+from invert.ir.jaxprs import canonicalize, with_inlined
+from invert.ir.types import AnyJaxpr, Atom, Aval, ClosedJaxpr, Eqn, J, Literal, Value
 
 # The results of an equation, given the values of its operands.
 OnEqn: TypeAlias = Callable[[Eqn, list[Value]], Sequence[Value]]
@@ -94,6 +94,14 @@ def inline_calls(program: AnyJaxpr) -> ClosedJaxpr:
     return retrace(
         program, replacing({e: e.params["jaxpr"] for e in eqns if e.primitive.name == "jit"})
     )
+
+
+def inlined(closed: J) -> J | ClosedJaxpr:
+    """Inline all calls, since JAX splits them when it differentiates."""
+    program: J | ClosedJaxpr = closed
+    while any(e.primitive.name == "jit" for e in open_jaxpr(program).eqns):
+        program = inline_calls(program)
+    return canonicalize(program)
 
 
 def without_outer_call(closed: AnyJaxpr) -> AnyJaxpr:

@@ -31,7 +31,7 @@ from invert.stablehlo.ops.attributes import (
     string,
 )
 from invert.stablehlo.ops.devices import Devices, devices_of
-from invert.stablehlo.ops.interpreter import Context
+from invert.stablehlo.ops.interpreter import Context, MarkedCall
 from invert.stablehlo.ops.registry import CUSTOM_CALL, has_rule
 from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
 from invert.stablehlo.ops.values import KnownSize, Value
@@ -63,6 +63,7 @@ class Program:
     mesh: AbstractMesh | None = None
     start: str = ""
     large: Sequence[np.ndarray] = dataclasses.field(default=(), compare=False)
+    rules: Mapping[str, MarkedCall] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def from_bytes(
@@ -260,7 +261,13 @@ class Program:
         self._check_platform()
         self._check(values)
         ctx = Context(
-            self.functions, self.config, jitted={}, env={}, devices=self.devices, large=self.large
+            self.functions,
+            self.config,
+            jitted={},
+            env={},
+            devices=self.devices,
+            large=self.large,
+            rules=self.rules,
         )
         known = [KnownSize.of(self.platform_index())] if self.takes_platform_index else []
         (body,) = self.functions[self.entry].regions

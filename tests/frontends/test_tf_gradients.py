@@ -375,3 +375,20 @@ def test_a_function_without_a_reverse_derivative_still_converts():
         warnings.simplefilter("ignore")
         np.testing.assert_allclose(module(X), f(X))
     assert_same(FORWARD["jvp"], f, module, X)
+
+
+def test_rules_of_a_function_whose_gradient_cannot_be_converted():
+    """JAX cannot trace the transpose of a strided convolution at an open length."""
+
+    def f(x):
+        return clipped(
+            lax.conv_general_dilated(x, np.ones((3, 2, 2), np.float32), (2,), "SAME",
+                                     dimension_numbers=("NHC", "HIO", "NHC"))
+        )  # fmt: skip
+
+    tf_fn = tf.function(jax2tf.convert(f, polymorphic_shapes=["(b, t, 2)"]), autograph=False)
+    x = np.sin(np.arange(20, dtype=np.float32)).reshape(2, 5, 2)
+    for example in (x, tf.TensorSpec((None, None, 2), tf.float32)):
+        module = invert.roundtrip(tf_fn, example)
+        assert_same(lambda g: jax.grad(lambda x: (5 * g(x)).sum()), f, module, x)
+        assert "the rule of clipped: kept as custom_vjp" in module.report.gradients[0]

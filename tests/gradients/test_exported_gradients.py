@@ -590,8 +590,158 @@ def test_artifacts_of_this_process_without_derivative() -> None:
         return lax.while_loop(lambda y: jnp.sum(y) < 100, lambda y: 2 * y + 1, seven(x))
 
     module = invert.from_exported(jax.export.export(jax.jit(after))(X))
-    assert "plain autodiff: JAX cannot export it: ValueError" in module.report.gradients[0]
+    assert "the rule of seven: kept as custom_jvp" in module.report.gradients[0]
     assert np.array_equal(module(X), after(X))
+    for either in (module, module.model):
+        np.testing.assert_allclose(jax.jvp(either, (X,), (X,))[1], jax.jvp(after, (X,), (X,))[1])
+
+
+def halved(x: Any) -> Any:
+    """A convolution whose transpose JAX cannot trace at an open length."""
+    kernel = jnp.sin(jnp.arange(12.0)).reshape(3, 2, 2)
+    return lax.conv_general_dilated(
+        x, kernel, (2,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+    )
+
+
+@jax.custom_vjp
+def scaled(x: Any) -> Any:
+    return jnp.arange(1.0, 3.0) * x
+
+
+scaled.defvjp(lambda x: (jnp.arange(1.0, 3.0) * x, None), lambda _, dy: (jnp.clip(dy, -0.1, 0.1),))
+
+
+def looped(x: Any) -> Any:
+    def step(carry: Any, row: Any) -> Any:
+        return clipped(jnp.sin(carry + row)), seven(carry)
+
+    rows = halved(x)
+    return lax.scan(step, jnp.zeros_like(rows[0]), rows)[1]
+
+
+# Functions of open sizes whose derivative JAX cannot export.
+NOT_EXPORTED = {
+    "reverse": lambda x: clipped(halved(x)),
+    "both modes": lambda x: seven(halved(x)),
+    "its own result": lambda x: length(halved(x)) * x,
+    "stopped": lambda x: halved(x) * lax.stop_gradient(jnp.tanh(halved(x))),
+    "passed straight through": lambda x: x + 0 * halved(x).sum()
+    + lax.stop_gradient(jnp.round(x) - x),
+    "own forward pass": lambda x: scaled(halved(x)),
+    "in a loop": looped,
+    "in a branch": lambda x: lax.cond(
+        x.sum() > 0, lambda y: clipped(y) * 3, lambda y: seven(y), halved(x)
+    ),
+    "of each row": lambda x: jax.vmap(lambda y: clipped(seven(y)))(halved(x)),
+}  # fmt: skip
+ROWS = jnp.sin(jnp.arange(20.0)).reshape(2, 5, 2)
+
+
+def of_open_sizes(f: Callable[..., Any]) -> jax.export.Exported:
+    b, t = jax.export.symbolic_shape("b, t")
+    return jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((b, t, 2), jnp.float32))
+
+
+@pytest.mark.parametrize("name", NOT_EXPORTED)
+def test_rules_of_a_program_whose_derivative_cannot_be_exported(name: str) -> None:
+    f = NOT_EXPORTED[name]
+    exported = of_open_sizes(f)
+    with pytest.raises(ValueError, match="padding"):
+        exported.vjp()
+    module = invert.from_exported(exported)
+    assert module.report.certificate.kind == "exact"
+    for either in (module, module.model):
+        for x in (ROWS, -2 * ROWS[:1, :4]):
+            np.testing.assert_allclose(slope(either, x), slope(f, x), rtol=1e-5, atol=1e-5)
+        if name in ("both modes", "stopped", "passed straight through"):
+            wanted = jax.jvp(f, (ROWS,), (jnp.cos(ROWS),))[1]
+            found = jax.jvp(either, (ROWS,), (jnp.cos(ROWS),))[1]
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_report_says_that_the_forward_pass_of_a_rule_is_not_kept() -> None:
+    missing = "without the forward pass of its author"
+    (told,) = invert.from_exported(of_open_sizes(NOT_EXPORTED["reverse"])).report.gradients
+    assert missing not in told  # it calls the function
+    told = invert.from_exported(of_open_sizes(NOT_EXPORTED["own forward pass"])).report.gradients
+    assert any(missing in line for line in told)
+
+
+def test_a_rule_that_cannot_be_exported_is_refused() -> None:
+    @jax.custom_vjp
+    def tenfold(x: Any) -> Any:
+        return halved(x)
+
+    tenfold.defvjp(lambda x: (halved(x), x), lambda x, dy: (jax.vjp(halved, x)[1](10 * dy)[0],))
+    exported = of_open_sizes(tenfold)
+    module = invert.from_exported(exported)
+    assert "without a derivative: JAX cannot export it" in module.report.gradients[0]
+    for either in (module, module.model):
+        np.testing.assert_allclose(either(ROWS), tenfold(ROWS), rtol=1e-6)
+        with pytest.raises(LookupError, match="the rule of tenfold has no derivative here"):
+            slope(either, ROWS)
+    ignored = invert.from_exported(exported, config=invert.Config(custom_gradients="ignore"))
+    np.testing.assert_allclose(slope(ignored, ROWS), slope(halved, ROWS), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_rule_that_reads_a_value_around_it_is_refused(moves: bool) -> None:
+    """JAX traces it, but cannot differentiate the trace."""
+
+    def f(x: Any) -> Any:
+        w = jnp.sin(x) if moves else jnp.arange(1.0, 6.0)
+
+        @jax.custom_vjp
+        def around(y: Any) -> Any:
+            return w * y
+
+        around.defvjp(lambda y: (w * y, w), lambda w, dy: (jnp.clip(w * dy, -0.1, 0.1),))
+        return around(x)
+
+    exported = jax.export.export(jax.jit(f))(X)
+    with pytest.raises(Exception, match="closed-over" if moves else "out of range"):
+        exported.vjp()
+    module = invert.from_exported(exported)
+    np.testing.assert_array_equal(module(X), f(X))
+    with pytest.raises(LookupError, match="the rule of around"):
+        slope(module, X)
+
+
+def bisected(f: Callable[[Any], Any], start: Any) -> Any:
+    def step(bounds: Any, _: Any) -> Any:
+        middle = (bounds[0] + bounds[1]) / 2
+        low = f(middle) <= 0
+        return (jnp.where(low, middle, bounds[0]), jnp.where(low, bounds[1], middle)), None
+
+    (low, high), _ = lax.scan(step, (start - 10, start + 10), None, length=40)
+    return (low + high) / 2
+
+
+def root(x: Any) -> Any:
+    """The root of y^3 + y = x, by steps that have no derivative."""
+    return lax.custom_root(
+        lambda y: y**3 + y - x, jnp.zeros_like(x), bisected, lambda g, y: y / g(jnp.ones_like(y))
+    )
+
+
+def solution(x: Any) -> Any:
+    """The solution of a linear system, by steps that have no derivative."""
+    scale = 1 + x[0] ** 2
+
+    def solve(_: Any, b: Any) -> Any:
+        return lax.stop_gradient(b / scale)
+
+    return lax.custom_linear_solve(lambda v: scale * v, jnp.sin(x), solve, solve)
+
+
+@pytest.mark.parametrize("f", [root, solution])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_implicit_derivatives(f: Callable[[Any], Any], is_stored: bool) -> None:
+    source = stored(f, X) if is_stored else jax.export.export(jax.jit(f))(X)
+    module = invert.from_exported(source)
+    for either in (module, module.model):
+        np.testing.assert_allclose(slope(either, X), slope(f, X), rtol=1e-4, atol=1e-5)
 
 
 def test_artifacts_of_this_process_without_rules() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from invert._errors import Problem
-from invert.ir.gradient_marker import mark
+from invert.ir.gradient_marker import mark, without_derivative
 from invert.tf.control.branch_types import strong
 from invert.tf.interpreter import rows
 from invert.tf.interpreter.context import Context
@@ -48,6 +46,8 @@ def _identity_n(*values: Value, ctx: Context, node: Node) -> Sequence[Value]:
         array(c) if isinstance(c, np.ndarray) else next(captured) for c in gradient.captures
     ]
     results, inputs = arrays(own[: gradient.results]), arrays(own[gradient.results :])
+    if gradient.instead is not None:
+        return [*gradient.instead(inputs), *own[gradient.results :]]
     return [*mark(gradient.marked, results, inputs, captures), *own[gradient.results :]]
 
 
@@ -65,29 +65,11 @@ def _stop_gradient(x: Array) -> Array:
 def _prevent_gradient(x: Array, *, ctx: Context, node: Node, message: str) -> Array:
     if not jax.dtypes.issubdtype(x.dtype, np.inexact):
         return x  # it has no derivative
-    warn = ctx.config.prevent_gradient == "warn"
-    return _no_gradient(node.location, message, warn)(x)
-
-
-def _no_gradient(location: str, message: str, warn: bool) -> Callable[[Array], Array]:
-    """An identity whose derivative is a `LookupError`, as in TensorFlow, or a warning."""
-
-    def prevent_gradient(x: Array) -> Array:
-        return x
-
-    def jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (x,), (t,) = primals, tangents
-        if isinstance(t, SymbolicZero):
-            return x, t
-        text = f"tf.PreventGradient ({location}) forbids the derivative: {message or 'no message'}"
-        if not warn:
-            raise LookupError(f'{text}. Config(prevent_gradient="warn") allows it.')
-        warnings.warn(text, stacklevel=2)
-        return x, t
-
-    identity = jax.custom_jvp(prevent_gradient)
-    identity.defjvp(jvp, symbolic_zeros=True)
-    return identity
+    forbids = f"tf.PreventGradient ({node.location}) forbids the derivative"
+    text = f"{forbids}: {message or 'no message'}"
+    if ctx.config.prevent_gradient == "warn":
+        return without_derivative(text, warn=True)(x)
+    return without_derivative(f'{text}. Config(prevent_gradient="warn") allows it.')(x)
 
 
 def _check_module(ctx: Context, node: Node) -> Iterable[Problem]:

@@ -12,6 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -31,7 +32,21 @@ from invert.stablehlo.ops import attributes as op_attributes
 from invert.stablehlo.ops.devices import Devices, ManualMesh, Shards, shards_of, split_values
 from invert.stablehlo.ops.regions import walk
 from invert.stablehlo.ops.registry import REGISTRY, Op, entry_of, has_rule, sizes_of
-from invert.stablehlo.ops.values import KnownSize, Value, data, is_constant, is_splat
+from invert.stablehlo.ops.values import (
+    KnownSize,
+    Value,
+    are_known,
+    data,
+    is_constant,
+    is_splat,
+    sizes,
+)
+
+# Calls a function and marks its results with its derivative. Takes the open sizes by name, the
+# operands and the function.
+MarkedCall: TypeAlias = Callable[
+    [Mapping[str, DimSize], Sequence[Value], Callable[..., list[Value]]], list[Value]
+]
 
 
 @dataclasses.dataclass
@@ -59,6 +74,8 @@ class Context:
     manual: ManualMesh | None = None
     # large constants, which the module only numbers
     large: Sequence[np.ndarray] = ()
+    # derivatives of functions, by name
+    rules: Mapping[str, MarkedCall] = dataclasses.field(default_factory=dict)
 
     def scalar(self, value: Value) -> tuple[Value, Value] | None:
         """`(value, scalar)` if the value is a broadcast scalar; otherwise `None`."""
@@ -384,6 +401,11 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
     numbers become constants instead of arguments, since they determine branches and shapes inside.
     """
     function = ctx.functions[name]
+    if (call_marked := ctx.rules.get(name) or ctx.rules.get(_jit_name(name))) is not None:
+        named = _dimensions(function, args)
+        known = {n: sizes(x, name)[0] for n, x in named if are_known(x)}
+        run = functools.partial(_fresh(ctx).region(function.regions[0]), *args[: len(named)])
+        return call_marked(known, list(map(data, args[len(named) :])), run)
     fixed = {i: x for i, x in enumerate(args) if isinstance(x, (KnownSize, Sizes))}
     function_type: MlirObject = function.attributes["function_type"]
     small = all(map(_is_small, function_type.value.results))
@@ -416,15 +438,21 @@ def call_function(ctx: Context, name: str, args: Sequence[Value]) -> list[Value]
 
 def _call_dimensions(function: MlirObject, args: Sequence[Value]) -> None:
     """Record the exporter's names of the dimensions that it passes on."""
-    if "arg_attrs" not in function.attributes:
-        return
-    for value, attributes in zip(args, function.attributes["arg_attrs"], strict=False):
-        if isinstance(value, Sizes) and "jax.global_constant" in attributes:
-            name = op_attributes.string(
-                op_attributes.discardable(attributes, "jax.global_constant")
-            )
+    for name, value in _dimensions(function, args):
+        if isinstance(value, Sizes):
             for size in value.sizes() or ():
                 call_dimension(size, name)
+
+
+def _dimensions(function: MlirObject, args: Sequence[Value]) -> list[tuple[str, Value]]:
+    """The exporter's names of the dimensions that a function takes, with their values."""
+    if "arg_attrs" not in function.attributes:
+        return []
+    return [
+        (op_attributes.string(op_attributes.discardable(a, "jax.global_constant")), value)
+        for value, a in zip(args, function.attributes["arg_attrs"], strict=False)
+        if "jax.global_constant" in a
+    ]
 
 
 def _key(value: Value) -> Hashable:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+from jax.export import Exported
 
 from invert._errors import InvertError, UnsupportedOpError, only_refusals
+from invert._private.artifacts import exported_of_gradient, exported_program
 from invert._private.tensorflow import (
     TfObject,
     tf_function_graph,
@@ -28,6 +30,7 @@ from invert.ir.avals import is_differentiable
 from invert.ir.gradient_marker import Gradient, mark
 from invert.ir.types import Value
 from invert.protos.types import NodeDef
+from invert.stablehlo.author_rules import differs_from_autodiff, marked_function
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.context import Context
@@ -59,6 +62,9 @@ class TfGradient:
     - `nested`: whether it may contain gradient functions.
     - `feeds`: for each input of the graph, the cotangent or capture it receives, or a constant; by
         default all of them in order.
+    - `instead`: the results as a function of the arguments, in which the rules of a function of
+        JAX are marked one by one; it replaces results and gradient.
+    - `has_rule`: see `invert.ir.gradient_marker.Gradient`.
     """
 
     location: str
@@ -71,12 +77,21 @@ class TfGradient:
     convention: Literal["jax", "tensorflow"] = "jax"
     nested: bool = False
     feeds: tuple[int | np.ndarray, ...] | None = None
+    instead: Callable[[Sequence[Value]], list[Value]] | None = None
+    has_rule: bool = False
 
     @functools.cached_property
     def marked(self) -> Gradient:
         """The gradient in the form that a marker holds."""
         inside = functools.partial(self.make, True) if self.make and self.nested else None
-        return Gradient(self.location, self._run, self.problem, self.convention, inside)
+        return Gradient(
+            self.location,
+            self._run,
+            self.problem,
+            self.convention,
+            inside,
+            has_rule=self.has_rule,
+        )
 
     def _run(
         self, captures: Sequence[Value], cotangents: Sequence[Value], nested: bool
@@ -122,7 +137,12 @@ def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) 
         return failed(problem="no gradient function was saved with the model")
     called = _call_for_results(gradient, op, overridden)
     if isinstance(called, str):
-        return failed(problem=called)
+        exported = None if overridden else exported_of_gradient(gradient)
+        if exported is None or exported_program(exported) is None:
+            return failed(problem=called)
+        return _rules_of(exported, op, around) or failed(
+            problem=called, has_rule=differs_from_autodiff(exported)
+        )
     results, scratch, cotangents, grads = called
     if not _fit(grads, op.inputs if overridden else op.outputs):
         return failed(problem="the gradient function belongs to another op")
@@ -152,6 +172,17 @@ def read_gradient(tf_graph: TfObject, around: Graph, function: str, node: Node) 
         convention="jax" if holds_module(nodes) else "tensorflow",
         nested=nested,
     )
+
+
+def _rules_of(exported: Exported, op: TfObject, around: Graph) -> TfGradient | None:
+    """The rules of a function of JAX in this process, if it has any."""
+    types = [t.dtype.as_numpy_dtype for t in op.outputs]
+    if types != [a.dtype for a in (*exported.out_avals, *exported.in_avals)]:
+        return None
+    instead = marked_function(exported, around.config) if differs_from_autodiff(exported) else None
+    if instead is None:
+        return None
+    return TfGradient(op.name, len(exported.out_avals), instead=instead)
 
 
 def _fit(grads: Sequence[TfObject], passed: Sequence[TfObject]) -> bool:
