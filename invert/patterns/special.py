@@ -38,6 +38,19 @@ LOG2: tuple[JaxFunction, ...] = tuple(
 )
 
 
+def _one_minus_square(site: Site) -> Iterator[Call]:
+    """`(1 + tanh x) * (1 - tanh x)` -> one_minus_square, the derivative of tanh in jax 0.12.
+
+    Authors write `1 - tanh(x) ** 2`. The location names the steps of the lowering.
+    """
+    primitive = getattr(lax, "one_minus_square_p", None)
+    total, rest = (site.producer(x, name) for x, name in zip(site.eqn.invars, ("add", "sub")))
+    if primitive is None or total is None or rest is None:
+        return
+    if total.invars[1] is rest.invars[1] and site.producer(rest.invars[1], "tanh"):
+        yield bind(primitive, site.out)
+
+
 def _outlined_lgamma(site: Site) -> Iterator[Call]:
     """`jit[lgamma_impl]`, of float32 or with conversions around it -> lgamma."""
     call: Eqn | None = site.eqn
@@ -130,6 +143,7 @@ PATTERNS = (
         "log2", "mul", *LOG2,
         after="log", literal=1.4426950408889634, hint="log2", accuracy=None,
     ),
+    Pattern("one_minus_square", ("mul",), _one_minus_square, 1.0, "tanh"),
     lowered("atan", "atan2", lax.atan_p.bind, after="_ _", hint="atan"),
     lowered("asin", "atan2", lax.asin_p.bind, after="_ sqrt"),  # as jax 0.12 lowers it
     Pattern("outlined_lgamma", ("convert_element_type", "jit"), _outlined_lgamma, _LOG_STEP, "clz"),

@@ -53,6 +53,24 @@ def test_calls_are_inlined_but_not_those_with_rules() -> None:
     assert not _same(jax.checkpoint(jnp.sin), jnp.sin, X)
 
 
+def test_operands_that_operations_broadcast_have_one_form() -> None:
+    def filled(x: jax.Array, y: jax.Array) -> jax.Array:
+        wide = jax.jit(lambda y: lax.broadcast_in_dim(y, x.shape, ()))(y)
+        return lax.mul(wide, x) + lax.broadcast_in_dim(x[:, :1], x.shape, (0, 1))
+
+    def plain(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.mul(y, x) + x[:, :1]
+
+    def both(x: jax.Array, y: jax.Array) -> jax.Array:
+        wide = lax.broadcast_in_dim(y, x.shape, ())
+        return wide * wide + x[:, :1]
+
+    y = np.float32(2)
+    assert _same(filled, plain, X, y)
+    assert _same(both, lambda x, y: lax.broadcast_in_dim(y, x.shape, ()) * y + x[:, :1], X, y)
+    assert not _same(filled, lambda x, y: lax.mul(y, x) + x[:1], X, y)
+
+
 def test_slices_and_updates_of_whole_arrays_are_these() -> None:
     def part(x: jax.Array, i: jax.Array) -> jax.Array:
         return lax.dynamic_slice(x, (i, 0), (2, 3))

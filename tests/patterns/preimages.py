@@ -195,6 +195,7 @@ PREIMAGES: dict[str, Preimage] = {
     "logistic": _of(lax.logistic, V),
     "exp2": _of(lax.exp2, V),
     "log2": _of(jnp.log2, V, since=(0, 12)),
+    "one_minus_square": _of(jax.grad(lambda x: jnp.tanh(x).sum()), V, since=(0, 12)),
     "atan": _of(lax.atan, V),
     "asin": _of(lax.asin, V, since=(0, 12)),
     "outlined_lgamma": _of(lax.lgamma, V, since=(0, 12)),

@@ -198,6 +198,8 @@ def test_derivatives_of_pooling(function, primitive: str) -> None:
         (lambda x, i: x.at[i].get(mode="fill"), "gather_fill"),
         (lambda x, i: x.at[i].get(mode="fill", fill_value=7.0), "gather_fill"),
         (lambda x, i: jnp.take(x, i, axis=1), "gather_fill"),
+        (lambda x, i: jnp.take(x, i[0], axis=1), "gather_fill"),
+        (lambda x, i: x[:, :1].take(i[1], axis=1), "gather_fill"),
         (lambda x, i: x.at[i].add(1.0, mode="clip"), "scatter_clip"),
         (lambda x, i: x.at[:, i].max(0.5, mode="clip"), "scatter_clip"),
     ],

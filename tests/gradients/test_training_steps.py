@@ -1,0 +1,164 @@
+"""Steps of training, which hold the gradient of a loss: their own derivative is autodiff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+_RNG = np.random.default_rng(3)
+AGREES = "agrees with autodiff"
+
+
+def _f(*shape: int) -> np.ndarray:
+    return 0.5 * _RNG.standard_normal(shape).astype(np.float32)
+
+
+def _i(high: int, *shape: int) -> np.ndarray:
+    return _RNG.integers(0, high, shape).astype(np.int32)
+
+
+def cross_entropy(scores: Any, labels: Any) -> Any:
+    """As in libraries of losses: the score of each label is taken out of an axis of one."""
+    of_labels = jnp.take_along_axis(scores, labels[..., None], axis=-1).take(0, axis=-1)
+    return (jax.nn.logsumexp(scores, axis=-1) - of_labels).mean()
+
+
+def perceptron(w: Any, x: Any, labels: Any) -> Any:
+    return cross_entropy(jax.nn.gelu(x @ w["up"] + w["bias"]) @ w["down"], labels)
+
+
+def one_hot(w: Any, x: Any, labels: Any) -> Any:
+    scores = jax.nn.log_softmax(jax.nn.relu(x @ w["up"] + w["bias"]) @ w["down"])
+    return -(scores * jax.nn.one_hot(labels, 3)).sum(-1).mean()
+
+
+def own_softmax(w: Any, x: Any, labels: Any) -> Any:
+    """A softmax whose maximum is differentiated, too."""
+    scores = jnp.tanh(x @ w["up"]) @ w["down"]
+    part = jnp.exp(scores - scores.max(-1, keepdims=True))
+    return -jnp.log((part / part.sum(-1, keepdims=True))[:, 0] + 0.1).mean() + labels.mean()
+
+
+def attention(w: Any, tokens: Any) -> Any:
+    x = w["table"][tokens]
+    x = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+    q, k, v = jnp.split(x @ w["qkv"], 3, axis=-1)
+    scores = jnp.where(jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool)), q @ k.mT, -1e9)
+    return cross_entropy((x + jax.nn.softmax(scores) @ v) @ w["table"].T, tokens)
+
+
+def messages(w: Any, x: Any, to: Any, sent: Any) -> Any:
+    h = jax.ops.segment_sum(jax.nn.leaky_relu(x[sent] @ w), to, 4)
+    return jax.nn.logsumexp(h / jnp.maximum(jax.ops.segment_sum(jnp.ones(9), to, 4), 1)[:, None])
+
+
+def policy(w: Any, x: Any, action: Any, gain: Any) -> Any:
+    scores = jax.nn.log_softmax(jnp.tanh(x @ w["up"]) @ w["down"])
+    ratio = jnp.exp(jnp.take_along_axis(scores, action[:, None], 1)[:, 0] - 0.3)
+    return -jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain).mean()
+
+
+def pooled(w: Any, x: Any, labels: Any) -> Any:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    h = lax.conv_general_dilated(x, w["kernel"], (1, 1), "SAME", dimension_numbers=numbers)
+    h = jax.nn.relu((h - h.mean((0, 1, 2))) * lax.rsqrt(h.var((0, 1, 2)) + 1e-5))
+    h = lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return cross_entropy(h.reshape(x.shape[0], -1) @ w["down"], labels)
+
+
+DENSE = {"up": _f(5, 8), "bias": _f(8), "down": _f(8, 3)}
+FILTERS = {"kernel": _f(3, 3, 3, 4), "down": _f(36, 5)}
+BATCH = DENSE, _f(4, 5), _i(3, 4)
+PUT_BACK = f"{AGREES}, with stop_gradient put back"
+PROMISED = f"{PUT_BACK}, where gathers promise bounds"
+STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
+    "cross entropy": (perceptron, BATCH, PROMISED),
+    "one hot": (one_hot, BATCH, PUT_BACK),
+    "own softmax": (own_softmax, BATCH, AGREES),
+    "attention": (attention, ({"table": _f(11, 8), "qkv": _f(8, 24)}, _i(11, 2, 6)), PROMISED),
+    "messages": (messages, (_f(3, 5), _f(4, 3), _i(4, 9), _i(4, 9)), PROMISED),
+    "policy": (policy, (DENSE, _f(4, 5), _i(3, 4), _f(4)), PUT_BACK),
+    "pooled": (
+        pooled,
+        ({"kernel": _f(3, 3, 3, 4), "down": _f(36, 5)}, _f(2, 6, 6, 3), _i(5, 2)),
+        "",
+    ),
+}
+
+
+def _step(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def step(weights: Any, *batch: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(weights, *batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
+
+    return step
+
+
+def _slope(step: Callable[..., Any], weights: Any, *batch: Any) -> Any:
+    """A derivative of a step that depends on all of its results."""
+
+    def total(weights: Any) -> Any:
+        found = jax.tree.leaves(step(weights, *batch))
+        return sum(jnp.sum(jnp.cos(x) * (1 + jnp.arange(x.size).reshape(x.shape))) for x in found)
+
+    return jax.jit(jax.grad(total))(weights)
+
+
+def _check(module: Any, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    for run in (module, module.model):
+        found, wanted = jax.jit(lambda *a, run=run: run(*a))(*args), jax.jit(step)(*args)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        slopes = _slope(run, *args), _slope(step, *args)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), *slopes)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_step_needs_no_rule(name: str, is_live: bool) -> None:
+    loss, args, told = STEPS[name]
+    step = _step(loss)
+    exported = jax.export.export(jax.jit(step))(*args)
+    if not is_live:
+        exported = jax.export.deserialize(exported.serialize(vjp_order=1))
+    module = invert.from_exported(exported)
+    # An artifact of this process whose rules are all JAX's own is not compared.
+    found = module.report.gradients
+    assert all(m.endswith(told) for m in found) and (found or is_live)
+    assert "custom_vjp" not in module.source and "custom_jvp" not in module.source
+    _check(module, step, args)
+
+
+def test_a_step_on_any_batch() -> None:
+    loss, (weights, tokens), _ = STEPS["attention"]
+    step = _step(loss)
+    types = {name: jax.ShapeDtypeStruct(w.shape, w.dtype) for name, w in weights.items()}
+    sizes = jax.export.symbolic_args_specs((tokens,), "b, n")
+    exported = jax.export.export(jax.jit(step))(types, *sizes)
+    module = invert.from_exported(jax.export.deserialize(exported.serialize(vjp_order=1)))
+    assert module.report.gradients[-1].endswith(PROMISED)
+    _check(module, step, (weights, _i(11, 3, 4)))
+
+
+def test_a_maximum_that_the_author_differentiates() -> None:
+    """Stopping it would change the derivative."""
+
+    def centred(x: Any) -> Any:
+        return (x - x.max(-1, keepdims=True)) ** 2
+
+    x = _f(4, 5)
+    exported = jax.export.export(jax.jit(centred))(x).serialize(vjp_order=1)
+    module = invert.from_exported(jax.export.deserialize(exported))
+    assert module.report.gradients[-1].endswith(AGREES)
+    for f in (module, module.model):
+        np.testing.assert_array_equal(
+            jax.grad(lambda x, f=f: f(x).sum())(x), jax.grad(lambda x: centred(x).sum())(x)
+        )
