@@ -44,7 +44,8 @@ def _one_minus_square(site: Site) -> Iterator[Call]:
     Authors write `1 - tanh(x) ** 2`. The location names the steps of the lowering.
     """
     primitive = getattr(lax, "one_minus_square_p", None)
-    total, rest = (site.producer(x, name) for x, name in zip(site.eqn.invars, ("add", "sub")))
+    x, y = site.eqn.invars
+    total, rest = site.producer(x, "add"), site.producer(y, "sub")
     if primitive is None or total is None or rest is None:
         return
     if total.invars[1] is rest.invars[1] and site.producer(rest.invars[1], "tanh"):
