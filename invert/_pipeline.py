@@ -26,7 +26,7 @@ from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
 from invert.ir.key_splits import with_last_key
-from invert.ir.lookups import with_promised_bounds
+from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.merging import with_shared_functions
 from invert.ir.simplify import simplify
 from invert.ir.sizes import DimSize, evaluate, listening, renaming
@@ -88,7 +88,8 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
                 x64=x64,
             )
             closed = renewed(meshes.checked(settle(closed)))
-            closed = with_promised_bounds(closed) if entry.promises_bounds else closed
+            if entry.promises_bounds:
+                closed = with_promised_bounds(closed, frozenset(clipping(closed)))
         with stage("verify", "verifying"):
             # The comparison uses the constants of the raw program; arrays are restored after it.
             recovered = raw if closed is raised else jaxprs.over_constants(closed, known)

@@ -567,9 +567,12 @@ class Classes:
         return method, known.arguments
 
     def _call_key(self, call: LayerCall) -> Hashable | None:
-        """As `call_key`, of a layer that is called once."""
+        """As `call_key`, of a layer that is called once and has a class of its own.
+
+        Layers of Equinox have none.
+        """
         layer = call.layer
-        if self._again(layer):
+        if self._again(layer) or layer not in self._methods:
             return None
         place = self._methods[layer], self.tree.names[layer]
         inside, memory = self._named[layer], self._memories.of(layer)

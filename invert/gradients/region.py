@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
 from invert.ir.graph import Graph
 from invert.ir.interpret import OnEqn, bind, evaluate, replacing
-from invert.ir.lookups import undecided, with_promised_bounds
+from invert.ir.lookups import undecided, updates_at, with_promised_bounds
 from invert.ir.size_values import sizes_in
 from invert.ir.sizes import is_open
 from invert.ir.types import (
@@ -180,9 +180,11 @@ class MarkedRegion:
         """The lookups and updates that may promise that their indices are in bounds."""
         return undecided(self.forward)
 
-    def promising(self, chosen: Container[Eqn] | None = None) -> MarkedRegion:
+    def promising(self, chosen: Iterable[Eqn] | None = None) -> MarkedRegion:
         """The region, with these of `clipped` promised to be in bounds, all by default."""
-        return self.with_forward(with_promised_bounds(self.forward, chosen))
+        found = {*(self.clipped if chosen is None else chosen)}
+        found |= {*updates_at(self.forward, found)}
+        return self.with_forward(with_promised_bounds(self.forward, found))
 
     def _split(self, values: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """The operands, constants first, and the cotangents."""

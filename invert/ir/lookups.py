@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.lax import GatherScatterMode as Mode
@@ -57,46 +57,50 @@ def adds_without_clipping(program: AnyJaxpr) -> bool:
     return not clipped and any(e.primitive.name == "scatter-add" for e in found)
 
 
+def clipping(program: AnyJaxpr) -> list[Eqn]:
+    """The lookups of a program that clip their indices, see `clips`."""
+    return list(filter(clips, equations(open_jaxpr(program))))
+
+
 def undecided(program: AnyJaxpr) -> list[Eqn]:
     """The lookups and updates of numbers that may promise that their indices are in bounds.
 
     They lower to the same op if they do, but have another derivative: out of bounds, the one drops
-    what the other passes on. Updates of zeros are derivatives of lookups. Where the program looks
-    up the same places, they do as that lookup does.
+    what the other passes on. Updates of zeros are derivatives of lookups; those at places that the
+    program looks up, too, are decided with the lookup, see `updates_at`.
     """
-    found = [*equations(open_jaxpr(program))]
-    looked_up = {e.invars[1] for e in found if e.primitive.name == "gather"}
+    looked_up = {e.invars[1] for e in _all(program, "gather")}
+    return clipping(program) + [e for e in _sums(program) if e.invars[1] not in looked_up]
+
+
+def updates_at(program: AnyJaxpr, lookups: Container[Eqn]) -> list[Eqn]:
+    """The updates that may be derivatives of `lookups`: sums at the same indices."""
+    places = {e.invars[1] for e in _all(program, "gather") if e in lookups}
+    return [e for e in _sums(program) if e.invars[1] in places]
+
+
+def _all(program: AnyJaxpr, name: str) -> Iterator[Eqn]:
+    return (e for e in equations(open_jaxpr(program)) if e.primitive.name == name)
+
+
+def _sums(program: AnyJaxpr) -> Iterator[Eqn]:
+    """The equations that add numbers to zeros at indices, but for those out of bounds."""
+    found = _all(program, "broadcast_in_dim")
     zeros = {e.outvars[0] for e in found if fills(e) and literal(e.invars[0]) == 0}
-    return [e for e in found if clips(e) or (_adds_to(zeros, e) and e.invars[1] not in looked_up)]
+    for eqn in _all(program, "scatter-add"):
+        (x, *_), (out,) = eqn.invars, eqn.outvars
+        drops = eqn.params["mode"] == Mode.FILL_OR_DROP and is_differentiable(out.aval)
+        if drops and is_var(x) and x in zeros:
+            yield eqn
 
 
-def _adds_to(zeros: Container[Atom], eqn: Eqn) -> bool:
-    """Return whether an equation adds numbers to zeros at indices, but for those out of bounds."""
-    is_dropped = eqn.primitive.name == "scatter-add" and eqn.params["mode"] == Mode.FILL_OR_DROP
-    return (
-        is_dropped
-        and is_var(x := eqn.invars[0])
-        and x in zeros
-        and is_differentiable(eqn.outvars[0].aval)
-    )
-
-
-def with_promised_bounds(program: J, chosen: Container[Eqn] | None = None) -> J:
-    """A program whose lookups and updates promise that their indices are in bounds.
-
-    **Arguments:**
-
-    - `chosen`: some of `undecided`; all by default.
-    """
-    chosen = undecided(program) if chosen is None else chosen
-    found = [*equations(open_jaxpr(program))]
-    places = {e.invars[1] for e in found if e.primitive.name == "gather" and e in chosen}
-    zeros = {e.outvars[0] for e in found if fills(e) and literal(e.invars[0]) == 0}
+def with_promised_bounds(program: J, chosen: Container[Eqn]) -> J:
+    """A program whose `chosen` lookups and updates promise that their indices are in bounds."""
 
     def change(eqn: Eqn) -> Eqn:
-        if eqn in chosen or (_adds_to(zeros, eqn) and eqn.invars[1] in places):
-            return eqn.replace(params={**eqn.params, "mode": Mode.PROMISE_IN_BOUNDS})
-        return eqn
+        if eqn not in chosen:
+            return eqn
+        return eqn.replace(params={**eqn.params, "mode": Mode.PROMISE_IN_BOUNDS})
 
     return map_equations(program, change)
 

@@ -474,10 +474,10 @@ def _set_band(
 ) -> Array:
     """`x` with diagonals `low` to `high` set, from rows of `diagonal` if `band`."""
     rows, columns = x.shape[-2:]
-    _require_diagonals(node, low, high, rows, columns)
     longest = diagonal.shape[-1]
     if longest == 0:
         return x
+    _require_diagonals(node, low, high, rows, columns)
     if not band:
         # Each row is filled with its entry, or each column below the main diagonal, and the mask
         # selects one position.
