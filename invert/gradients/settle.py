@@ -69,6 +69,7 @@ _NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rule
 _DROPPED = (
     "; second derivatives are those of the rule alone, without the forward pass of its author"
 )
+_UNMET = "they agree, but no sample met some of the conditions of one of them"
 _AUTODIFF = 'Config(custom_gradients="ignore") gives plain autodiff, which is another derivative.'
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
@@ -273,10 +274,15 @@ class GradientResolver:
             if (rule := self._checkpointed(variants, raw)) is not None:
                 return rule
         if checks:
-            for variant in (v for v in variants if not v.promises):
+            unmet = False
+            for variant in sorted(variants, key=lambda v: v.promises):
+                # A search finds those that promise bounds where the numbers differ.
+                if variant.promises and not unmet:
+                    break
                 reason = self.cache.difference(variant.region, raw, self._difference)
                 if not reason:
                     return self._as_autodiff(variant, " numerically")
+                unmet |= reason == _UNMET
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, region.results, "stop_gradient")
@@ -508,7 +514,7 @@ class GradientResolver:
             first = (str(error).splitlines() or [""])[0]
             return f"another program, which could not be run ({type(error).__name__}: {first})"
         if gap == 0 and not conditions.are_met:
-            return "they agree, but no sample met some of the conditions of one of them"
+            return _UNMET
         return "" if gap == 0 else f"they differ by {gap:.3g}"
 
     def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:

@@ -702,11 +702,11 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     axes = tuple(axis - batch for axis in starts)
     flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
-    if (mode := _MODES.get(eqn.params["mode"])) == "clip":
+    if (mode := _MODES.get(eqn.params["mode"])) in ("clip", "promise_in_bounds"):
         options = [{**given, "mode": number(mode)} for given in options]
-        if batch and is_var(x) and eqn.primitive.name == "scatter":
-            name = "dynamic_update_slice_in_dim"
-            yield from _moving_each(graph, name, [x, y], column, axes, [], batch)
+    if mode == "clip" and batch and is_var(x) and eqn.primitive.name == "scatter":
+        name = "dynamic_update_slice_in_dim"
+        yield from _moving_each(graph, name, [x, y], column, axes, [], batch)
     method, segments, noun = _SCATTERS[eqn.primitive.name]
     count = {"num_segments": literals.size(x.aval.shape[batch])}
     at_start = isinstance(_repeated(graph, x), Literal) and axes == (0,) and is_var(y)
