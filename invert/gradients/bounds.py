@@ -13,6 +13,7 @@ import math
 from invert._errors import only_refusals
 from invert.gradients.compare import FAILURES, differences, may_not_end
 from invert.gradients.region import MarkedRegion
+from invert.ir.lookups import clipping
 from invert.ir.types import AnyJaxpr, Eqn
 
 # Each candidate is compiled.
@@ -24,7 +25,7 @@ def with_bounds(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> MarkedRegion 
 
     The search is greedy: each step changes the gather that helps most. `None` if it fails.
     """
-    found = region.clipped
+    found = clipping(region.forward)
     if not 0 < len(found) <= _MAX_GATHERS or may_not_end(raw) or may_not_end(region.forward):
         return None
 

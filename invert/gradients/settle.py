@@ -52,7 +52,7 @@ from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, custom_gradient_p, parts
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, inlined, interpret
-from invert.ir.lookups import adds_without_clipping
+from invert.ir.lookups import adds_without_clipping, clipping
 from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.meshes import without_constraints
@@ -340,7 +340,7 @@ class GradientResolver:
 
     def _adjusted(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
         """A variant of the region whose autodiff agrees, in which derivatives stop or pass."""
-        variants = [region, *([region.promising()] if region.clipped else ())]
+        variants = [region, *([region.promising()] if clipping(region.forward) else ())]
         for variant in variants:
             passed = list(with_passed_derivatives(variant))
             through = "agrees with autodiff, passed straight through roundings"
