@@ -265,9 +265,11 @@ class GradientResolver:
         # gradient, and it has no stop_gradient to restore. The gradient is compared numerically.
         from_jax = gradient.convention == "jax"
         checks = self.config.custom_gradients == "check"
-        variants = self._variants(region, raw) if from_jax and checks else [_Variant(region)]
-        region = next(v.region for v in variants if not v.promises)
-        if checks and from_jax:
+        needed = with_needed_stops(region) if from_jax and checks else None
+        region = needed or region
+        variants = [_Variant(region, stops=needed is not None)]
+        if from_jax and checks:
+            variants = self._variants(variants[0], raw)
             for variant in variants:
                 if self.cache.is_proved(variant.region, raw, self._is_proved):
                     return self._as_autodiff(variant)
@@ -286,20 +288,20 @@ class GradientResolver:
         if is_zero(raw):
             self._say(gradient, "stop_gradient: it is zero")
             return Rule(stopped, region.results, "stop_gradient")
-        if checks and from_jax and (rule := self._adjusted(region, raw)) is not None:
+        likeliest = next(v.region for v in variants if not v.promises)
+        if checks and from_jax and (rule := self._adjusted(likeliest, raw)) is not None:
             return rule
         if checks and (rule := self._calling_itself(region, raw)) is not None:
             return rule
         return self._kept(region, raw, reason)
 
-    def _variants(self, region: MarkedRegion, raw: ClosedJaxpr) -> list[_Variant]:
+    def _variants(self, plain: _Variant, raw: ClosedJaxpr) -> list[_Variant]:
         """Regions that lower to the same program and have other derivatives, likeliest first.
 
         A proof that fails takes as long as one that holds.
         """
-        needed = with_needed_stops(region)
-        found = [_Variant(region) if needed is None else _Variant(needed, stops=True)]
-        if (maxima := with_stopped_maxima(found[0].region)) is not None:
+        found = [plain]
+        if (maxima := with_stopped_maxima(plain.region)) is not None:
             # The derivative of a maximum compares it with the numbers.
             found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
         promising = [v.promising() for v in found if v.region.clipped]
