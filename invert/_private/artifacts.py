@@ -1,4 +1,4 @@
-"""What artifacts of `jax.export` hold beside their public fields."""
+"""Private parts of `jax.export` artifacts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def stated_mesh(exported: jax.export.Exported) -> jax.sharding.AbstractMesh | No
 
 
 def exported_program(exported: jax.export.Exported) -> AnyJaxpr | None:
-    """The exported program, which an artifact of this process keeps for its gradient."""
+    """The traced program, which an artifact of this process keeps for its gradient."""
     cells = getattr(exported._get_vjp, "__closure__", None) or ()
     programs = [c.cell_contents for c in cells if isinstance(c.cell_contents, JAXPRS)]
     return cast("AnyJaxpr", programs[0]) if len(programs) == 1 else None
 
 
 def exported_of_gradient(gradient: Callable[..., object]) -> jax.export.Exported | None:
-    """The artifact of a `jax2tf.convert` whose gradient function TensorFlow's registry holds."""
+    """The artifact behind a gradient function that `jax2tf.convert` registered with TensorFlow."""
     found: Value = gradient
     for name in ("tape_grad_fn", "grad_fn", "impl"):
         found = closed_over(found, name)

@@ -30,7 +30,7 @@ _OWN = (HEADS, KV_HEADS, HEAD_DIM, LATENT_DIM)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a text tells about the sizes of a model.
+    """What a text shows about the sizes of a model.
 
     **Arguments:**
 
@@ -90,7 +90,7 @@ class ModelSizes(Choice):
         return again
 
     def _decide(self, seen: Seen) -> bool:
-        """Decide on sizes of which a text tells; return whether its decisions are others now."""
+        """Decide on sizes from a text; return whether decisions changed."""
         arguments, scaled = seen.arguments, seen.scaled
         own = _Arguments(scaled, arguments, seen.place, self.shape)
         vague = unclear(arguments)

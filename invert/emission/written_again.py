@@ -30,7 +30,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Smaller numbers may be axes, or the sides of kernels.
 _SMALL = 8
-# Primitives whose expressions hold no size, and depend on none but as stated in `_fixed_by`.
+# Primitives whose expressions contain no size, and depend on sizes only as `_fixed_by` says.
 _PLAIN = (
     kinds.ELEMENTWISE
     | kinds.IDENTITIES
@@ -46,7 +46,7 @@ _SIZES = frozenset(("shape", "feature_group_count"))
 
 @dataclasses.dataclass(frozen=True)
 class Free:
-    """What a key does not hold, in the same order for equal keys.
+    """What a key leaves out, in the same order for equal keys.
 
     **Arguments:**
 
@@ -192,7 +192,7 @@ def call_key(
     memory: Mapping[Var, str],
     passed: Set[Var],
 ) -> Hashable | None:
-    """All that the text of a call depends on, but its operands; `None` if that is more.
+    """All that the text of a call depends on except its operands; `None` if there is more.
 
     **Arguments:**
 
@@ -248,7 +248,7 @@ def _free_sizes(program: Jaxpr) -> list[int]:
 
 
 def _is_power(number: float, size: int) -> bool:
-    """Return whether a number is a power of a size as a program may compute with, or near one."""
+    """Return whether a number is, up to rounding, a small power of a size or of its root."""
     if number <= 0:
         return False
     exponent = 2 * math.log(number, size)

@@ -176,13 +176,13 @@ class MarkedRegion:
         return other
 
     @property
-    def clipped(self) -> list[Eqn]:
+    def undecided(self) -> list[Eqn]:
         """The lookups and updates that may promise that their indices are in bounds."""
         return undecided(self.forward)
 
     def promising(self, chosen: Iterable[Eqn] | None = None) -> MarkedRegion:
-        """The region, with these of `clipped` promised to be in bounds, all by default."""
-        found = {*(self.clipped if chosen is None else chosen)}
+        """The region, with these of `undecided` promised to be in bounds, all by default."""
+        found = {*(self.undecided if chosen is None else chosen)}
         found |= {*updates_at(self.forward, found)}
         return self.with_forward(with_promised_bounds(self.forward, found))
 

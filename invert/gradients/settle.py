@@ -157,7 +157,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Variant:
-    """A region that may have derivatives that the lowered program does not show.
+    """A region with a choice that lowering hides and that changes its derivative.
 
     `stops`: where derivatives stop; `promises`: whether its lookups promise bounds.
     """
@@ -278,7 +278,7 @@ class GradientResolver:
         if checks:
             unmet = False
             for variant in sorted(variants, key=lambda v: v.promises):
-                # A search finds those that promise bounds where the numbers differ.
+                # Where the numbers differ, `with_bounds` searches for promises.
                 if variant.promises and not unmet:
                     break
                 reason = self.cache.difference(variant.region, raw, self._difference)
@@ -304,7 +304,7 @@ class GradientResolver:
         if (maxima := with_stopped_maxima(plain.region)) is not None:
             # The derivative of a maximum compares it with the numbers.
             found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
-        promising = [v.promising() for v in found if v.region.clipped]
+        promising = [v.promising() for v in found if v.region.undecided]
         return [*promising, *found] if adds_without_clipping(raw) else [*found, *promising]
 
     def _as_autodiff(self, variant: _Variant, how: str = "") -> Rule | None:

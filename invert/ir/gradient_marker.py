@@ -58,7 +58,7 @@ class Gradient:
 
 
 def without_derivative(text: str, *, warn: bool = False) -> Callable[[Value], Value]:
-    """An identity whose derivative is a `LookupError`, as in TensorFlow, or a warning."""
+    """An identity that raises `LookupError` when differentiated, as in TensorFlow, or warns."""
 
     def prevent_gradient(x: Value) -> Value:
         return x

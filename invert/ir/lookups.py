@@ -85,15 +85,13 @@ def _all(program: AnyJaxpr, name: str) -> Iterator[Eqn]:
 
 def _sums(program: AnyJaxpr) -> Iterator[Eqn]:
     """The equations that add values to zeros at indices, but for those out of bounds."""
-    filled = {e.outvars[0]: literal(e.invars[0]) for e in filter(fills, _all(program, _BROADCAST))}
+    found = filter(fills, _all(program, "broadcast_in_dim"))
+    filled = {e.outvars[0]: literal(e.invars[0]) for e in found}
     for eqn in _all(program, "scatter-add"):
         (x, _, y), (out,) = eqn.invars, eqn.outvars
         drops = eqn.params["mode"] == Mode.FILL_OR_DROP and is_differentiable(out.aval)
         if drops and is_var(x) and is_var(y) and filled.get(x) == 0 and y not in filled:
             yield eqn
-
-
-_BROADCAST = "broadcast_in_dim"
 
 
 def with_promised_bounds(program: J, chosen: Container[Eqn]) -> J:

@@ -186,10 +186,10 @@ class Match:
         """
         known = self.atoms.get(atom)
         for eqn in self.graph.users.get(narrow, ()):
-            (out, *_) = eqn.outvars
-            fits = broadcasts(eqn) and is_implied(eqn) and out.aval.shape == atom.aval.shape
-            if fits and (known is None or known is out):
-                return out
+            if broadcasts(eqn) and is_implied(eqn):
+                (out,) = eqn.outvars
+                if out.aval.shape == atom.aval.shape and (known is None or known is out):
+                    return out
         return narrow
 
     def _set_atom(self, atom: Atom, found: Atom) -> None:

@@ -20,6 +20,8 @@ from jax import lax, random
 import invert
 from benchmarks.recovery import primitives, stripped
 from invert._private.jax import dce, open_jaxpr, trace_closed
+from invert.ir.graph import Graph
+from invert.ir.match import Match
 from invert.patterns import STAGES
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Stage
@@ -363,3 +365,20 @@ def test_a_pattern_that_matches_its_own_results_is_an_error() -> None:
     endless = invert.EquationPattern("endless", ("sin",), lambda site: lambda x: jnp.sin(x) * 1.5)
     with pytest.raises(invert.PatternError, match="'endless' matches its own results"):
         invert.rewrite(jnp.sin, (endless,))(jnp.ones(2))
+
+
+def test_a_template_at_full_shape_matches_operands_that_operations_broadcast() -> None:
+    def template(i: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sin(i + b) * i
+
+    def program(i: jax.Array, b: jax.Array) -> jax.Array:
+        jax.debug.print("{}", i)  # an equation without results uses the number, too
+        return jnp.sin(lax.add(i, b)) * lax.broadcast_in_dim(i, (3,), ())
+
+    b = np.ones(3, np.float32)
+    one = Graph(jax.make_jaxpr(template)(b, b).jaxpr)
+    two = Graph(jax.make_jaxpr(program)(np.float32(1), b).jaxpr)
+    match = Match(one, two)
+    assert match.seed(one.eqns[-1], two.eqns[-1])
+    (wide,) = two.by_primitive["broadcast_in_dim"]
+    assert match.inputs() == [wide.outvars[0], two.jaxpr.invars[1]]

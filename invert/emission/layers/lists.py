@@ -602,7 +602,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(values: Sequence[Atom], makers: Mapping[Atom, Eqn]) -> _Parts | None:
-    """The array whose parts, all of them or the first rows, are these values."""
+    """The array of which these values are the rows, or the first rows."""
     found = [way for value in values if (way := _way(value, makers)) is not None]
     if len(found) < len(values):
         return None
