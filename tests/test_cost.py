@@ -215,9 +215,18 @@ def test_dead_equations_are_found_without_the_rules_of_jax(
     def idle(xs: Any) -> Any:
         return jax.lax.scan(lambda c, x: ((c[0] * 2, c[1] + x), c[1]), (1.0, 2.0), xs)[1]
 
-    live, plain, ruled = (jax.make_jaxpr(f)(jnp.ones(3)).jaxpr for f in (scanned, dead, idle))
+    def branched(xs: Any) -> Any:
+        return jax.jit(lambda x, y: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, y + x))(xs, xs + 1)
+
+    def chosen(xs: Any) -> Any:
+        """Each branch ignores what the other one reads."""
+        return jax.lax.cond(xs[0] > 0, lambda x, y: x, lambda x, y: y, xs * 2, xs * 3)
+
+    functions = (scanned, dead, idle, branched, chosen)
+    live, plain, ruled, *branches = (jax.make_jaxpr(f)(jnp.ones(3)).jaxpr for f in functions)
     asked = counted(monkeypatch, private.partial_eval, "dce_jaxpr")
     assert private.dce(live) is live
+    assert all(private.dce(jaxpr) is jaxpr for jaxpr in branches)
     assert [e.primitive.name for e in private.dce(plain).eqns] == ["cos"] and not asked
     (loop,) = private.dce(ruled).eqns
     assert private.scan_layout(loop.params)[1] == 1 and asked
@@ -235,6 +244,15 @@ def test_arguments_that_results_need_are_found_without_a_program(
         one, _ = jax.lax.scan(lambda s, x: ((s[0] + x, s[1] * 2), None), (a, b), jnp.ones(3))
         return *one, c
 
+    def branched(a: Any, b: Any, c: Any, d: Any) -> Any:
+        one = jax.lax.cond(a > 0, lambda x, y, z: (x, y * z), lambda x, y, z: (z, z), b, c, d)
+        return jax.lax.cond(a > 1, lambda x, y: x, lambda x, y: y * 2, b, c), *one
+
+    def unused(a: Any, b: Any, c: Any) -> Any:
+        """No branch reads one of the operands."""
+        branches = [jax.make_jaxpr(f)(1.0, 1.0) for f in (lambda x, y: x, lambda x, y: x * 2)]
+        return jax.lax.cond_p.bind(jnp.int32(a > 0), b, c, branches=tuple(branches))
+
     def masks(function: Any, count: int) -> None:
         jaxpr = jax.make_jaxpr(function)(*[1.0] * count).jaxpr
         for used in itertools.product((True, False), repeat=len(jaxpr.outvars)):
@@ -245,6 +263,11 @@ def test_arguments_that_results_need_are_found_without_a_program(
     assert not asked
     masks(scanned, 3)
     assert asked  # only JAX's rule knows what a scan reads
+    masks(branched, 4)
+    masks(unused, 3)
+    asked.clear()
+    closed = jax.make_jaxpr(branched)(*[1.0] * 4).jaxpr
+    assert all(private.arguments_read(closed, [True] * 3)) and not asked
 
 
 def test_a_call_does_little_for_each_parameter() -> None:

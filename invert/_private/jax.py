@@ -619,7 +619,7 @@ def _arguments_read(jaxpr: Jaxpr, used: tuple[bool, ...]) -> tuple[bool, ...]:
     needed = {v for v, wanted in results if wanted and not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
         read = not needed.isdisjoint(eqn.outvars)
-        if eqn.effects or (read and eqn.primitive in partial_eval.dce_rules):
+        if eqn.effects or (read and not _plainly_needs_all(eqn, needed)):
             # JAX decides, which takes much longer: it makes the live part, too.
             return tuple(live_part(jaxpr, used)[1])
         if read:
@@ -700,8 +700,8 @@ def by_jaxpr(function: Callable[[Value], _T], *, traces: bool = False) -> Callab
 
 
 @by_jaxpr
-def _plainly_live(jaxpr: Jaxpr) -> tuple[Sequence[int], bool] | None:
-    """The positions of the live equations, and whether these read all arguments.
+def _plainly_live(jaxpr: Jaxpr) -> tuple[Sequence[int], Sequence[bool]] | None:
+    """The positions of the live equations, and a mask of the arguments that these read.
 
     `None` where only JAX's rules can decide, which takes several times as long.
     """
@@ -714,19 +714,31 @@ def _plainly_live(jaxpr: Jaxpr) -> tuple[Sequence[int], bool] | None:
             return None
         if used.isdisjoint(eqn.outvars):
             continue
-        if eqn.primitive in partial_eval.dce_rules:
-            read = used.issuperset(eqn.outvars) or _steps_need_all(eqn, used)
-            if not read or not all(map(_is_used, sub_jaxprs(eqn))):
-                return None
+        if not _plainly_needs_all(eqn, used):
+            return None
         places.append(i)
         used.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return places[::-1], used.issuperset(jaxpr.invars)
+    return places[::-1], tuple([v in used for v in jaxpr.invars])
 
 
-def _is_used(jaxpr: Jaxpr) -> bool:
-    """Return whether all equations, inner ones included, and all arguments are plainly used."""
-    live = _plainly_live(jaxpr)
-    return live is not None and live[1] and len(live[0]) == len(jaxpr.eqns)
+def _plainly_needs_all(eqn: Eqn, used: Set[Var]) -> bool:
+    """Return whether an equation of which a result is used plainly needs all of its operands.
+
+    Then no equation inside it is dead either. A branch may ignore what another one reads.
+    """
+    if eqn.primitive not in partial_eval.dce_rules:
+        return True
+    if not (used.issuperset(eqn.outvars) or _steps_need_all(eqn, used)):
+        return False
+    read: list[Sequence[bool]] = []
+    for jaxpr in sub_jaxprs(eqn):
+        live = _plainly_live(jaxpr)
+        if live is None or len(live[0]) < len(jaxpr.eqns):
+            return False
+        read.append(live[1])
+    if eqn.primitive.name == "cond":
+        return all(map(any, zip(*read, strict=True)))
+    return all(map(all, read))
 
 
 def _steps_need_all(eqn: Eqn, used: Set[Var]) -> bool:
