@@ -104,12 +104,12 @@ class Outermost:
                         # Derivatives of the text are traced now, under the setting it runs in.
                         again = without_outer_call(meshes.unchecked(again))
                         again = with_shared_functions(again)
-                        if compared is not None and equivalent(again, compared):
-                            continue
                         plain = map_jaxprs(again, without_neutral)
+                        if compared is not None and _are_alike(plain, compared):
+                            continue
                         difference = self.weights.difference(plain, program, own, leaves)
                         shared = not self.weights.changed and traced_form.has_shared_rules(plain)
-                        compared = again if shared else None
+                        compared = plain if shared else None
                 except (TypeError, ValueError, *SIZE_ERRORS) as error:
                     raise EmissionError(f"the text does not run: {error}") from error
             if difference is not None:
@@ -136,3 +136,9 @@ class Outermost:
             return [*jax.tree_util.tree_leaves(result), *flags, *new]
 
         return run
+
+
+def _are_alike(one: AnyJaxpr, other: AnyJaxpr) -> bool:
+    """Return whether two traces of a text are one program but for what x64 decides."""
+    forms = map(traced_form.of_either_setting, (one, other))
+    return equivalent(one, other) or equivalent(*forms)

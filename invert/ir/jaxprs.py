@@ -61,8 +61,7 @@ def canonicalize(closed: J) -> J:
 
     Shared inner jaxprs stay shared. Searches of jax 0.12 are expanded.
     """
-    if _UNIQUE in names_in(open_jaxpr(closed)):
-        closed = map_jaxprs(closed, lambda jaxpr: with_inlined(jaxpr, _expansion))
+    closed = without_unique(closed)
     live = map_jaxprs(closed, _live)
     merged = with_constants_once(live)
     if live is closed and merged is live:
@@ -80,6 +79,13 @@ def canonicalize(closed: J) -> J:
 # The primitive of functions such as `jnp.searchsorted` in jax 0.12. Each of its equations holds an
 # object that equals only itself, so no two traces are the same, and lowering expands it.
 _UNIQUE = "call_hi_primitive"
+
+
+def without_unique(closed: J) -> J:
+    """Expand such equations, as they trace under JAX's current settings."""
+    if _UNIQUE not in names_in(open_jaxpr(closed)):
+        return closed
+    return map_jaxprs(closed, lambda jaxpr: with_inlined(jaxpr, _expansion))
 
 
 def _expansion(eqn: Eqn) -> ClosedJaxpr | None:

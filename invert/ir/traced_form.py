@@ -64,6 +64,7 @@ from invert.ir.jaxprs import (
     with_equations,
     with_inlined,
     without_empty,
+    without_unique,
 )
 from invert.ir.lookups import has_single_index, with_plain_lookups
 from invert.ir.loops import ScanParts
@@ -151,16 +152,39 @@ def strong(closed: J) -> J:
     None of them survives lowering. Wrappers of `jax.numpy` are inlined, and a reshape that only
     adds or removes axes of size one becomes a broadcast or a squeeze.
     """
-    new = _strong(closed)
+    return _in_64_bits(_strong, closed)
+
+
+def of_either_setting(closed: J) -> J:
+    """The first steps of `strong`, after which most traces are the same whatever x64 was.
+
+    Programs that are isomorphic then have the same normal form, but for rules of derivatives.
+    """
+    return _in_64_bits(_of_either_setting, closed)
+
+
+def _in_64_bits(form: Callable[[AnyJaxpr], AnyJaxpr | None], closed: J) -> J:
+    """A form of a program whose parts may have 64-bit types: the same under both settings."""
+    closed = without_unique(closed)
+    with jax.enable_x64(True):
+        new = form(closed)
     return closed if new is None else cast(J, new)
 
 
 @functools.partial(by_jaxpr, traces=True)
 def _strong(closed: AnyJaxpr) -> AnyJaxpr | None:
     """As `strong`; `None` if the program is so already, as for `_normalized`."""
-    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
-    typed = map_jaxprs(canonicalize(simple), _strengthened)
+    made = _of_either_setting(closed)
+    typed = closed if made is None else made
     new = map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+    return None if new is closed else new
+
+
+@functools.partial(by_jaxpr, traces=True)
+def _of_either_setting(closed: AnyJaxpr) -> AnyJaxpr | None:
+    """As `of_either_setting`; `None` if the program is so already, as for `_normalized`."""
+    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
+    new = map_jaxprs(canonicalize(simple), lambda j: _with_narrow_counters(_strengthened(j)))
     return None if new is closed else new
 
 
@@ -353,7 +377,11 @@ def _composed(jaxpr: Jaxpr) -> Jaxpr:
     names: dict[Var, Atom] = {}
     passed: set[int] = set()
     for eqn in jaxpr.eqns:
-        eqn = _with_axes_as_such(rename_operands(eqn, names))
+        eqn = rename_operands(eqn, names)
+        if eqn.primitive.name not in kinds.LAYOUT:
+            eqns.append(eqn)
+            continue
+        eqn = _with_axes_as_such(eqn)
         before = made.get(eqn.invars[0]) if eqn.invars and is_var(eqn.invars[0]) else None
         if before is not None and eqn.primitive in (lax.broadcast_in_dim_p, lax.squeeze_p):
             x = before.invars[0]
@@ -458,9 +486,7 @@ def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
 
     count = len(jaxpr.constvars)
     jaxpr = constants_as_arguments(jaxpr)
-    # Its parts may have 64-bit types.
-    with jax.enable_x64(True):
-        inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
+    inner = open_jaxpr(retrace(jaxpr, on_eqn, map(_strong_type, jaxpr.invars)))
     return inner.replace(constvars=inner.invars[:count], invars=inner.invars[count:])
 
 

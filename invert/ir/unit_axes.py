@@ -102,9 +102,12 @@ def _convolved(eqn: Eqn, places: Sequence[int], x: jax.Array, kernel: jax.Array)
     return lax.expand_dims(result, gone[2])
 
 
+_IN_PLACE = kinds.LAYOUT - {"transpose"}
+
+
 def only_unit_axes(eqn: Eqn) -> bool:
     """Return whether an equation only adds or removes axes of size one."""
-    if eqn.primitive.name not in kinds.LAYOUT - {"transpose"} or len(eqn.invars) != 1:
+    if eqn.primitive.name not in _IN_PLACE or len(eqn.invars) != 1:
         return False
     one, two = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
     ordered = eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is None

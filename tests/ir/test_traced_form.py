@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from invert._private.jax import eval_closed, open_jaxpr
-from invert.ir.traced_form import difference, normal
+from invert.ir.match import equivalent
+from invert.ir.traced_form import difference, normal, of_either_setting
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 N = np.arange(3, dtype=np.int32)
@@ -147,6 +148,30 @@ def test_indices_are_compared_in_32_bits_where_an_axis_is_small() -> None:
         # Numbers of 32 bits would overflow.
         assert "int64" in types(triangle(np.int64, 2**31, 1))
         assert "int64" in types(triangle(np.int64, 5, 2**31))
+
+
+@pytest.mark.parametrize(
+    ("f", "same"),
+    [
+        (jnp.tril, True),
+        (lambda x: jnp.where(x > 0, x, 2) * 3, True),
+        (lambda x: x * jnp.arange(3.0), False),
+        (lambda x: jnp.argmax(x, axis=1), False),
+        (lambda x: jnp.sum(x > 0), False),
+    ],
+)  # fmt: skip
+def test_traces_under_both_settings_of_x64_have_one_form(
+    f: Callable[..., Any], same: bool
+) -> None:
+    traced = []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            traced.append(jax.make_jaxpr(f)(X))
+    assert equivalent(*map(of_either_setting, traced)) is same
+    # What has one form then has one normal form, under either setting.
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            assert (difference(*traced) is None) is same
 
 
 def test_shardings_count_where_they_constrain() -> None:
