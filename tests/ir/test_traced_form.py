@@ -160,9 +160,7 @@ def test_indices_are_compared_in_32_bits_where_an_axis_is_small() -> None:
         (lambda x: jnp.sum(x > 0), False),
     ],
 )  # fmt: skip
-def test_traces_under_both_settings_of_x64_have_one_form(
-    f: Callable[..., Any], same: bool
-) -> None:
+def test_traces_under_both_settings_of_x64_have_one_form(f: Callable[..., Any], same: bool) -> None:
     traced = []
     for x64 in (False, True):
         with jax.enable_x64(x64):
