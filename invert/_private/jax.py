@@ -728,7 +728,7 @@ def _plainly_needs_all(eqn: Eqn, used: Set[Var]) -> bool:
     """
     if eqn.primitive not in partial_eval.dce_rules:
         return True
-    if not (used.issuperset(eqn.outvars) or _steps_need_all(eqn, used)):
+    if not (all(v in used for v in eqn.outvars) or _steps_need_all(eqn, used)):
         return False
     read: list[Sequence[bool]] = []
     for jaxpr in sub_jaxprs(eqn):

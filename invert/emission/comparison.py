@@ -140,5 +140,5 @@ class Outermost:
 
 def _are_alike(one: AnyJaxpr, other: AnyJaxpr) -> bool:
     """Return whether two traces of a text are one program but for what x64 decides."""
-    forms = map(traced_form.of_either_setting, (one, other))
-    return equivalent(one, other) or equivalent(*forms)
+    form = traced_form.of_either_setting
+    return equivalent(one, other) or equivalent(form(one), form(other))
