@@ -535,3 +535,30 @@ def test_composites_that_call_each_other_twice() -> None:
     recovered = invert.from_stablehlo(text)
     with pytest.raises(invert.EmissionError, match="call each other too often to be traced"):
         _ = recovered.source
+
+
+@pytest.mark.parametrize("op", ["remainder", "divide", "multiply", "add"])
+def test_sizes_that_grow_with_each_op(op: str) -> None:
+    number = "tensor<i32>"
+    lines = [f"%0 = stablehlo.get_dimension_size %a, dim = 0 : (tensor<?xf32>) -> {number}"]
+    for i in range(40):
+        lines += [
+            f"%c{i} = stablehlo.constant dense<{i + 2}> : {number}",
+            f"%d{i} = stablehlo.{op} %{i}, %c{i} : {number}",
+            f"%{i + 1} = stablehlo.multiply %{i}, %d{i} : {number}",
+        ]
+    lines += [
+        f"%s = stablehlo.reshape %40 : ({number}) -> tensor<1xi32>",
+        "%z = stablehlo.constant dense<0.0> : tensor<f32>",
+        "%r = stablehlo.dynamic_broadcast_in_dim %z, %s, dims = []"
+        " : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>",
+        "return %r : tensor<?xf32>",
+    ]
+    body = "\n".join(lines)
+    start = time.process_time()
+    recovered = invert.from_stablehlo(
+        f"func.func public @main(%a: tensor<?xf32>) -> tensor<?xf32> {{ {body} }}"
+    )
+    with pytest.raises(invert.SignatureError, match="a size is computed from data"):
+        _ = recovered.source
+    assert time.process_time() - start < 30
