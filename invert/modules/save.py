@@ -361,7 +361,7 @@ def _write_array(value: Value, path: Path, offset: int) -> int:
     for index, part in parts:
         whole.reshape(value.shape)[index] = np.asarray(part)
     whole.flush()
-    return crc32(whole.reshape(-1).view(np.uint8))
+    return crc32(whole.reshape(-1).view(np.uint8).data)
 
 
 def has_parts(where: Path) -> bool:
