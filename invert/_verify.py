@@ -19,7 +19,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.ir import jaxprs
-from invert.ir.lowered_form import lowered_form
+from invert.ir.lowered_form import has_too_many_calls, lowered_form
 from invert.ir.match import difference, equivalent
 from invert.ir.numbers import largest_gap, on_cpu, random_value
 from invert.ir.substitution import at_samples
@@ -31,6 +31,7 @@ from invert.stablehlo.lowered import raised_again
 _REFUSALS = (
     TypeError, ValueError, NotImplementedError, IndexError, InvertError, *SIZE_ERRORS,
 )  # fmt: skip
+_TOO_MANY_CALLS = "its functions call each other too often for it to be lowered"
 
 
 def certify(
@@ -57,6 +58,8 @@ def certify(
     one, two = jaxprs.canonicalize(raw), jaxprs.canonicalize(recovered)
     if equivalent(one, two, constants):
         return Certificate("exact")
+    if has_too_many_calls(one) or has_too_many_calls(two):
+        return Certificate("unverified", _TOO_MANY_CALLS)  # JAX lowers each of them
     for mode in modes:
         with contextlib.suppress(*_REFUSALS), only_refusals():
             if lower_alike(one, two, constants, platform=platform, x64=mode):
@@ -119,6 +122,8 @@ def compared(a: Jaxpr, b: AnyJaxpr, known: Sequence[Value], most: int | None = N
     """
     if jaxprs.opaque_targets(a):
         return "opaque custom calls cannot be run"
+    if has_too_many_calls(a) or has_too_many_calls(b):
+        return _TOO_MANY_CALLS
     try:
         with only_refusals(), on_cpu():
             avals = [v.aval for v in open_jaxpr(a).invars[len(known) :]]

@@ -13,7 +13,7 @@ import jax
 
 from invert._errors import EmissionError, only_refusals, optional_step, report_defect
 from invert._private.collection import collected_rarely
-from invert._private.jax import forget_traces, names_of, with_names
+from invert._private.jax import forget_traces, names_of, open_jaxpr, with_names
 from invert.emission import main_class
 from invert.emission.classes import Classes
 from invert.emission.comparison import Outermost
@@ -67,6 +67,7 @@ from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import map_jaxprs, names_in
+from invert.ir.lowered_form import has_too_many_calls
 from invert.ir.narrow_operands import with_shared_broadcasts
 from invert.ir.size_values import with_size_values
 from invert.ir.types import Eqn, Jaxpr, ShapedArray, Var
@@ -106,6 +107,14 @@ def emit_methods(
 
     **Raises:** `EmissionError` if no text traces to the programs.
     """
+    for name, r in recovered.items():
+        # JAX traces the function of a composite each time that it is called.
+        if "composite" in names_in(open_jaxpr(r.program)) and has_too_many_calls(r.program):
+            raise EmissionError(
+                f"the functions of {name} call each other too often to be traced, since some are "
+                "composites",
+                remedy="Use the module itself.",
+            )
     recovered = {
         name: dataclasses.replace(r, program=_as_written(r.program))
         for name, r in recovered.items()

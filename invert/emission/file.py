@@ -416,6 +416,7 @@ def _imports(definitions: Sequence[ast.stmt]) -> str:
         some("fnmatch", "fnmatchcase"),
         some("pathlib", "Path"),
         some("typing", "Any", "TypedDict", "get_args", "get_origin"),
+        some("zlib", "crc32"),
     ]
     checked = "jaxtyped" in roots
     installed = [

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from invert.emission.python import syntax
 
 # Tensors are named by the paths of their fields. Arrays of dtypes that the format lacks are bytes,
-# with the dtype in the metadata. Files are memory-mapped, and arrays are read one at a time, so at
-# most one is in memory twice; on a mesh, each device reads only its part of an array.
+# with the dtype in the metadata. Checksums are there, too: a program that writes the file anew
+# writes other metadata, so they only ever speak of the bytes next to them. Files are memory-mapped,
+# and arrays are read one at a time, so at most one is in memory twice; on a mesh, each device reads
+# only its part of an array.
 _LOADER = '''
 def load(
     path: str | Path | None = None,
@@ -29,17 +31,22 @@ def load(
     path = Path(__file__).with_name("weights.safetensors") if path is None else Path(path)
     index = path.with_name(path.name + ".index.json")
     arrays: dict[str, Any] = {}
-    types: dict[str, str] = {}
+    saves: set[str] = set()
     try:
         places = dict(json.loads(index.read_text())["weight_map"]) if index.exists() else {}
         for shard in set(places.values()) or {path.name}:
             file = safe_open(path.with_name(shard), framework="numpy")
-            types |= file.metadata() or {}
+            notes = file.metadata() or {}
+            saves |= {note for key, note in notes.items() if key == "crc32 of all"}
             for name in [*file.keys()]:
-                place = path.with_name(shard)
-                array = _array(place, name, types.get(name), mesh, shardings)
+                if name in arrays:
+                    raise ValueError(f"{name} is in several files")
+                with jax.enable_x64(True):  # to compare types before any is narrowed
+                    array = _array(path.with_name(shard), name, notes, mesh, shardings)
                 # JAX copies in the background, and what it copies from counts as memory until then.
                 arrays[name] = jax.block_until_ready(array)
+        if len(saves) > 1:
+            raise ValueError("its files are of different saves")
     except (LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read the weights {path}: {error}") from error
     like = eqx.filter_eval_shape(Model, key=jax.random.key(0))
@@ -52,27 +59,34 @@ def load(
             wrong.append(f"{name} is not in the module")
         elif not _fits(array, kind := kinds[name]):
             wrong.append(f"{name} is {array.dtype}{array.shape}, not {kind.dtype}{kind.shape}")
+        elif jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            wrong.append(f"{name} is {array.dtype}, which needs jax_enable_x64")
     if wrong:
         raise ValueError(f"{path} does not fit the module: " + "; ".join(wrong))
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in names])
 
 
-def _array(path: Path, name: str, kind: str | None, mesh: Any, shardings: dict[str, Any]) -> Any:
+def _array(path: Path, name: str, notes: Any, mesh: Any, shardings: dict[str, Any]) -> Any:
     """An array of a file, or on a mesh the parts that the devices of this process have."""
     # Opened for each array, since what is mapped of a file counts as memory until it is closed.
     file = safe_open(path, framework="numpy")
-    if mesh is None:
-        array = file.get_tensor(name)
-        return jnp.asarray(array if kind is None else array.view(kind)[..., 0])
     part = file.get_slice(name)
-    shape = tuple(part.get_shape())[: None if kind is None else -1]
-    patterns = [p for p in shardings if _is_called(name, p.replace("/", "."))]
-    spec = shardings[patterns[0]] if patterns else jax.sharding.PartitionSpec()
+    kind, stored = notes.get(name), tuple(part.get_shape())
+    shape = stored if kind is None else stored[:-1]
 
-    def read(index: Any) -> Any:
-        array = part[index] if shape else file.get_tensor(name)
+    def read(index: Any = None) -> Any:
+        array = part[index] if shape and index is not None else file.get_tensor(name)
+        checksum = notes.get(f"crc32 {name}")
+        if checksum and array.shape == stored:  # part of an array has no checksum
+            content = array.reshape(-1).view("uint8")
+            if f"{crc32(content):08x}" != checksum:
+                raise ValueError(f"the bytes of {name} in {path.name} are damaged")
         return array if kind is None else array.view(kind)[..., 0]
 
+    if mesh is None:
+        return jnp.asarray(read())
+    patterns = [p for p in shardings if _is_called(name, p.replace("/", "."))]
+    spec = shardings[patterns[0]] if patterns else jax.sharding.PartitionSpec()
     auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(auto, spec), read)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Hashable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -17,21 +17,33 @@ from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.merging import atom_key, merge_equations
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
 
+_Ordered: TypeAlias = tuple[list[AnyJaxpr], list[int]]
+# What `in_order_of_use` made of jaxprs (kept, so that no others have their numbers), by which of
+# their operands are equal.
+_Known: TypeAlias = dict[tuple[int, ...], tuple[Sequence[AnyJaxpr], dict[Hashable, _Ordered]]]
+# A program that is called with more combinations of equal operands is no longer copied for others:
+# the copies of programs that call each other may double with each call.
+_MOST_COPIES = 64
 
-def with_closed_over(eqn: Eqn) -> Eqn:
+
+def with_closed_over(eqn: Eqn, known: _Known | None = None) -> Eqn:
     """A loop or branch whose closed-over operands are distinct and in order of use.
 
     The result is the equation itself if they are already, or if it is neither.
+
+    **Arguments:**
+
+    - `known`: what was made of programs before, so that shared ones stay shared.
     """
     match eqn.primitive.name:
         case "scan":
             p = ScanParts.of(eqn)
-            (body,), held = in_order_of_use([p.body], p.consts)
+            (body,), held = in_order_of_use([p.body], p.consts, known)
             return eqn if body is p.body else p.closing_over(eqn, body, held)
         case "while":
             p = WhileParts.of(eqn)
-            (cond,), tested = in_order_of_use([p.cond], p.cond_consts)
-            (body,), held = in_order_of_use([p.body], p.body_consts)
+            (cond,), tested = in_order_of_use([p.cond], p.cond_consts, known)
+            (body,), held = in_order_of_use([p.body], p.body_consts, known)
             if cond is p.cond and body is p.body:
                 return eqn
             tests = [p.cond_consts[i] for i in tested]
@@ -39,7 +51,7 @@ def with_closed_over(eqn: Eqn) -> Eqn:
             return WhileParts(cond, body, tests, holds, p.init).put_into(eqn)
         case "cond":
             parts = CondParts.of(eqn)
-            branches, kept = in_order_of_use(parts.branches, parts.operands)
+            branches, kept = in_order_of_use(parts.branches, parts.operands, known)
             if all(a is b for a, b in zip(branches, parts.branches, strict=True)):
                 return eqn
             params = {**eqn.params, "branches": tuple(branches)}
@@ -63,6 +75,7 @@ def with_each_operand_once(program: J) -> J:
     """Merge equal constants, and equal operands of loops, branches and calls, outermost first."""
     # Programs that are called several times, as functions that call others twice, are visited once.
     known: dict[int, tuple[AnyJaxpr, AnyJaxpr]] = {}
+    copies: _Known = {}
 
     def changed(jaxpr: Jaxpr) -> Jaxpr:
         return with_equations(jaxpr, [visit(e) for e in jaxpr.eqns])
@@ -70,7 +83,8 @@ def with_each_operand_once(program: J) -> J:
     def visit(eqn: Eqn) -> Eqn:
         if (names := _BODIES.get(eqn.primitive.name)) is None:
             return eqn
-        eqn = with_arguments_once(eqn) if eqn.primitive.name == "jit" else with_closed_over(eqn)
+        once = with_arguments_once if eqn.primitive.name == "jit" else with_closed_over
+        eqn = once(eqn, copies)
         params = {name: map_param(eqn.params[name], inside) for name in names}
         same = all(params[name] is eqn.params[name] for name in names)
         return eqn if same else eqn.replace(params={**eqn.params, **params})
@@ -89,9 +103,9 @@ def with_each_operand_once(program: J) -> J:
 _OF_OPERANDS = ("donated_invars", "in_shardings", "in_layouts")
 
 
-def with_arguments_once(eqn: Eqn) -> Eqn:
+def with_arguments_once(eqn: Eqn, known: _Known | None = None) -> Eqn:
     """A `jit` whose operands are distinct and in order of use."""
-    (called,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars)
+    (called,), kept = in_order_of_use([eqn.params["jaxpr"]], eqn.invars, known)
     if called is eqn.params["jaxpr"]:
         return eqn
     params = {n: tuple(eqn.params[n][i] for i in kept) for n in _OF_OPERANDS}
@@ -132,8 +146,8 @@ def _closes_over_number(eqn: Eqn) -> bool:
 
 
 def in_order_of_use(
-    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom]
-) -> tuple[list[AnyJaxpr], list[int]]:
+    jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom], known: _Known | None = None
+) -> _Ordered:
     """Order the arguments of some jaxprs by use; drop repeated and unused ones.
 
     Literals among the operands move into the jaxprs. Unchanged jaxprs stay the same objects.
@@ -141,9 +155,26 @@ def in_order_of_use(
     **Arguments:**
 
     - `operands`: those of the leading arguments, which all jaxprs share.
+    - `known`: as for `with_closed_over`.
 
     **Returns:** the jaxprs, and the positions of the operands they still take.
     """
+    if known is None:
+        return _in_order_of_use(jaxprs, operands)
+    first: dict[Hashable, int] = {}
+    equal = tuple(
+        atom_key(a) if isinstance(a, Literal) else first.setdefault(atom_key(a), i)
+        for i, a in enumerate(operands)
+    )
+    _, copies = known.setdefault(tuple(map(id, jaxprs)), (jaxprs, {}))
+    if equal not in copies:
+        if len(copies) == _MOST_COPIES:
+            return list(jaxprs), list(range(len(operands)))
+        copies[equal] = _in_order_of_use(jaxprs, operands)
+    return copies[equal]
+
+
+def _in_order_of_use(jaxprs: Sequence[AnyJaxpr], operands: Sequence[Atom]) -> _Ordered:
     count = len(operands)
     opened = [open_jaxpr(j) for j in jaxprs]
     order: dict[int, None] = {}

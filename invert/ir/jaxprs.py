@@ -514,6 +514,13 @@ def names_in(jaxpr: Jaxpr) -> frozenset[str]:
     return frozenset(names.union(*(names_in(j) for own in held(jaxpr).values() for j in own)))
 
 
+@by_jaxpr
+def inlined_count(jaxpr: Jaxpr) -> int:
+    """Number of equations if inner jaxprs are counted each time that they are held."""
+    inner = (j for own in held(jaxpr).values() for j in own)
+    return len(jaxpr.eqns) + sum(map(inlined_count, inner))
+
+
 def primitive_counts(jaxpr: Jaxpr) -> Mapping[str, int]:
     """Number of equations per primitive."""
     counts = collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))

@@ -33,15 +33,28 @@ def lowered_form(closed: J) -> J:
     where the calls around them took it as two arguments. An `optimization_barrier`, as of
     `jax.checkpoint`, holds values in order of use. Custom calls stay unchanged.
     """
-    closed = jaxprs.map_jaxprs(jaxprs.map_jaxprs(closed, _opened), _with_ordered_barriers)
+    closed = jaxprs.map_jaxprs(without_calls(closed), _with_ordered_barriers)
     closed = with_each_operand_once(closed)
     merged = jaxprs.map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, _Simplest()))
     return jaxprs.canonicalize(merged)
 
 
+# Functions that call each other twice have a number of equations that is exponential in theirs.
+_MOST_INLINED = 1 << 20
+
+
+def has_too_many_calls(program: AnyJaxpr) -> bool:
+    """Return whether a program is too large to be inlined, and to be compiled."""
+    jaxpr = open_jaxpr(program)
+    # What is large without its calls takes long anyway.
+    return jaxprs.inlined_count(jaxpr) > max(
+        _MOST_INLINED, 8 * sum(1 for _ in jaxprs.equations(jaxpr))
+    )
+
+
 def without_calls(closed: J) -> J:
-    """Inline calls, as the compiler does."""
-    return jaxprs.map_jaxprs(closed, _opened)
+    """Inline calls, as the compiler does, unless they are too many."""
+    return closed if has_too_many_calls(closed) else jaxprs.map_jaxprs(closed, _opened)
 
 
 # The rules of other calls, and what `jax.checkpoint` recomputes, are compared too.

@@ -421,14 +421,22 @@ def other_params(eqn: Eqn, target: Eqn) -> str | tuple[str, str] | None:
         other = found_params.get(name)
         if not _same_key(value, other):
             value, other = _made(value), _made(other)
-        if is_jaxpr(value) and is_jaxpr(other):
-            if (inner := difference(value, other)) is not None:
+        if pairs := _pairs_of_jaxprs(value, other):
+            found = (difference(x, y) for x, y in pairs if not _same_param(x, y))
+            if (inner := next(filter(None, found), None)) is not None:
                 return f"in {eqn.primitive.name}: {inner}"
         elif name == "jvp_jaxpr_fun" and not _same_param(value, other):
             return rule_name(eqn.params), f"another rule, {rule_name(target.params)},"
         elif name not in _FREE_PARAMS and not _same_param(value, other):
             return f"{eqn.primitive.name}[{name}={value}]", f"{name}={other}"
     return None
+
+
+def _pairs_of_jaxprs(a: Value, b: Value) -> list[tuple[AnyJaxpr, AnyJaxpr]]:
+    """Two jaxprs, or as many branches, in pairs; otherwise none."""
+    ones, others = (list(v) if isinstance(v, tuple) else [v] for v in (a, b))
+    pairs = list(zip(ones, others, strict=False)) if len(ones) == len(others) else []
+    return pairs if all(is_jaxpr(x) and is_jaxpr(y) for x, y in pairs) else []
 
 
 def contrast(sides: str | tuple[str, str]) -> str:
@@ -477,7 +485,7 @@ def equivalent(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> boo
 
     `constants` are values of the leading arguments, as for `difference`.
     """
-    return difference(a, b, constants) is None
+    return _compared_jaxprs(a, b, constants) is None
 
 
 def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str | None:
@@ -486,6 +494,12 @@ def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str
     `constants` are values of the leading arguments, where known. Those are then compared by value
     instead of by position.
     """
+    found = _compared_jaxprs(a, b, constants)
+    return found.failure if isinstance(found, Match) else found
+
+
+def _compared_jaxprs(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value]) -> Match | str | None:
+    """As `difference`, but a match that failed is not put into words, which takes longer."""
     x, y = Graph(a, consts_of(a)), Graph(b, consts_of(b))
     for what, values in (
         ("arguments", (x.jaxpr.invars, y.jaxpr.invars)),
@@ -500,7 +514,7 @@ def difference(a: AnyJaxpr, b: AnyJaxpr, constants: Sequence[Value] = ()) -> str
         if not match.bind_input(v, w):
             return f"an argument of type {v.aval} against {w.aval}"
     if not match.run(list(zip(x.jaxpr.outvars, y.jaxpr.outvars, strict=True))):
-        return match.failure
+        return match
     if len(match.eqns) != len(x.eqns) or len(x.eqns) != len(y.eqns):
         return f"{len(x.eqns)} equations against {len(y.eqns)}"
     return None

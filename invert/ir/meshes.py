@@ -65,8 +65,12 @@ def has_meshes(program: AnyJaxpr) -> bool:
 def meshes_of(program: AnyJaxpr) -> dict[AbstractMesh, frozenset[str]]:
     """The meshes that a program names, each with the axes that are manual somewhere."""
     meshes: dict[AbstractMesh, frozenset[str]] = {}
+    seen: set[tuple[Jaxpr, AbstractMesh | None]] = set()
 
     def visit(jaxpr: Jaxpr, outer: AbstractMesh | None) -> None:
+        if (jaxpr, outer) in seen:
+            return
+        seen.add((jaxpr, outer))
         for eqn in jaxpr.eqns:
             mesh = outer
             if eqn.primitive.name == "shard_map":

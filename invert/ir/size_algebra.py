@@ -102,6 +102,17 @@ class Sizes:
         return lax.reshape(lax.concatenate([lax.reshape(x, (1,)) for x in flat], 0), self.shape)
 
 
+# Characters. JAX decides on sizes in a time that is exponential in the depth of an expression;
+# terms name an operand of a floor division several times.
+_LONGEST, _LONGEST_TERM = 1 << 9, 1 << 14
+
+
+def _is_long(n: Number) -> bool:
+    """Return whether a size is so long an expression that it takes too long to decide on it."""
+    longest = _LONGEST_TERM if isinstance(n, Term) else _LONGEST
+    return not _is_number(n) and len(str(n)) > longest
+
+
 def _is_number(n: Number | None) -> TypeGuard[int]:
     return not is_open(n) and not isinstance(n, Term)
 
@@ -170,7 +181,7 @@ def apply(
     out = np.empty(arrays[0].shape, object)
     for index in np.ndindex(out.shape):
         number = function(*(a.item(index) for a in arrays))
-        if number is None:
+        if number is None or _is_long(number):
             return None
         if recognize and isinstance(number, Term):
             number = _recognized(number, dtype)

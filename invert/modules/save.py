@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import equinox as eqx
 import jax
@@ -252,8 +253,13 @@ def _write_weights(arrays: Mapping[str, Value], where: Path, limit: int) -> None
     names = [_WEIGHTS]
     if count > 1:
         names = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        _write({n: arrays[n] for n in shard}, where / name)
+    parts = [{n: arrays[n] for n in shard} for shard in shards]
+    files = [where / name for name in names]
+    sums = [_write(part, file) for part, file in zip(parts, files, strict=True)]
+    of_all = crc32(json.dumps(sums).encode())
+    for part, file, own in zip(parts, files, sums, strict=True):
+        with file.open("r+b") as opened:
+            opened.write(_header(part, own, of_all)[0])
     if count > 1:
         index = {
             "metadata": {"total_size": sum(a.nbytes for a in arrays.values())},
@@ -285,32 +291,49 @@ _CODES = {
 }  # fmt: skip
 
 
-def _write(tensors: Mapping[str, Value], path: Path) -> None:
-    """Write arrays in order; one on several devices is written part by part."""
-    header: dict[str, object] = {}
+def _header(
+    tensors: Mapping[str, Value], sums: Mapping[str, int], of_all: int
+) -> tuple[bytes, dict[str, int]]:
+    """The header of a file, and where its arrays begin.
+
+    **Arguments:**
+
+    - `sums`: checksums of the arrays; `of_all`: of all in all files, to tell saves apart.
+    """
+    notes = {"crc32 of all": f"{of_all:08x}"}
+    header: dict[str, object] = {"__metadata__": notes}
     begins: dict[str, int] = {}
-    kinds: dict[str, str] = {}
     end = 0
     # The widest types first, so that each array is aligned.
     for name in sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n)):
         value = tensors[name]
         shape, code = list(value.shape), _CODES.get(value.dtype.name)
         if code is None:
-            kinds[name] = value.dtype.name
+            notes[name] = value.dtype.name
             shape, code = [*shape, value.dtype.itemsize], "U8"
+        notes[f"crc32 {name}"] = f"{sums[name]:08x}"
         begins[name], end = end, end + value.nbytes
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [begins[name], end]}
-    if kinds:
-        header["__metadata__"] = kinds
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    return struct.pack("<Q", len(text)) + text, {n: start + i for n, i in begins.items()}
+
+
+def _write(tensors: Mapping[str, Value], path: Path) -> dict[str, int]:
+    """Write arrays in order; one on several devices is written part by part.
+
+    **Returns:** their checksums, which the header does not have yet.
+    """
+    header, begins = _header(tensors, dict.fromkeys(tensors, 0), 0)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(header)
         file.flush()
-        _allocate(file.fileno(), 8 + len(text) + end)
-    for name, value in tensors.items():
-        if value.nbytes:
-            _write_array(value, path, 8 + len(text) + begins[name])
+        _allocate(file.fileno(), len(header) + sum(v.nbytes for v in tensors.values()))
+    return {
+        name: _write_array(value, path, begins[name]) if value.nbytes else 0
+        for name, value in tensors.items()
+    }
 
 
 def _allocate(file: int, size: int) -> None:
@@ -321,7 +344,8 @@ def _allocate(file: int, size: int) -> None:
         os.truncate(file, size)
 
 
-def _write_array(value: Value, path: Path, offset: int) -> None:
+def _write_array(value: Value, path: Path, offset: int) -> int:
+    """Write an array at its place; return its checksum."""
     parts = [((slice(None),) * value.ndim, value)]
     if isinstance(value, jax.Array) and not value.is_fully_replicated:
         if not value.is_fully_addressable:
@@ -337,6 +361,7 @@ def _write_array(value: Value, path: Path, offset: int) -> None:
     for index, part in parts:
         whole.reshape(value.shape)[index] = np.asarray(part)
     whole.flush()
+    return crc32(whole.reshape(-1).view(np.uint8).data)
 
 
 def has_parts(where: Path) -> bool:

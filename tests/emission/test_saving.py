@@ -196,6 +196,72 @@ def test_weights_of_other_dtypes_and_shapes_are_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path)(ramp(3)), ramp(3) * ramp(3) + 2)
 
 
+@pytest.mark.parametrize("size", [100, "1GB"])
+def test_every_byte_of_an_array_counts(tmp_path: Path, size: int | str) -> None:
+    module = _layered()
+    invert.save(module, tmp_path, max_shard_size=size)
+    for file in save.weight_files(tmp_path):
+        data = file.read_bytes()
+        for at in range(len(data) - 24, len(data)):
+            file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+            with pytest.raises(
+                invert.MalformedModelError, match=rf"\.\w+ in {file.name} are damag"
+            ):
+                invert.load(tmp_path)
+        file.write_bytes(data)
+    # Checksums are of the bytes that this file had: another program may write others.
+    for file in save.weight_files(tmp_path):
+        save_file({name: array * 2 for name, array in load_file(file).items()}, file)
+    np.testing.assert_array_equal(invert.load(tmp_path).first.scale, module.model.first.scale * 2)
+
+
+@pytest.mark.skipif(len(jax.devices()) > 1, reason="the mesh would cut the array")
+def test_an_array_on_a_mesh_is_checked_where_a_device_has_all_of_it(tmp_path: Path) -> None:
+    invert.save(_layered(), tmp_path)
+    mesh = jax.make_mesh((1,), ("x",))
+    assert invert.load(tmp_path, mesh=mesh).first.scale.shape == (3,)
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(invert.MalformedModelError, match="are damaged"):
+        invert.load(tmp_path, mesh=mesh)
+
+
+def test_files_of_two_saves_are_not_mixed(tmp_path: Path) -> None:
+    module = _layered()
+    invert.save(module, tmp_path / "a", max_shard_size=100)
+    doubled = jax.tree.map(lambda x: 2 * x, module.model)
+    invert.save(doubled, tmp_path / "b", max_shard_size=100)
+    first, second = save.weight_files(tmp_path / "a")
+    content = second.read_bytes()
+    second.write_bytes((tmp_path / "b" / second.name).read_bytes())
+    with pytest.raises(invert.MalformedModelError, match="its files are of different saves"):
+        invert.load(tmp_path / "a")
+    save_file({**load_file(first), **load_file(second)}, second)
+    with pytest.raises(invert.MalformedModelError, match=r"\w+\.\w+ is in several files"):
+        invert.load(tmp_path / "a")
+    second.write_bytes(content)
+    invert.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (np.full(3, 1.1), "w is float64, which needs jax_enable_x64"),
+        (np.full(3, 2**40), r"w is int64\(3,\), not float32"),
+    ],
+)
+def test_arrays_are_not_narrowed(tmp_path: Path, value: np.ndarray, reason: str) -> None:
+    # A module that computes in 32 bits may be given wider weights, if the process has them.
+    module = recovered(with_params(lambda p, x: x * p["w"], {"w": ramp(3)}, ramp(3)))
+    invert.save(module, tmp_path)
+    _edited(tmp_path, lambda arrays: arrays.update(w=value))
+    with pytest.raises(invert.MalformedModelError, match=reason):
+        invert.load(tmp_path)
+    if value.dtype == np.float64:
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(invert.load(tmp_path).w, value)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -441,3 +442,123 @@ def test_attributes_of_another_type(value: str, reason: str) -> None:
     }}"""
     with pytest.raises(invert.MalformedModelError, match=reason):
         invert.from_stablehlo(text)
+
+
+# --- Calls that double ----------------------------------------------------------------------------
+
+_SUMMED = f"%0 = stablehlo.add %a, %b : {T}\nreturn %0 : {T}"
+_OF_TWO = f"({T}, {T}) -> {T}"
+
+
+def doubling(leaf: str, calls: str, depth: int = 40) -> str:
+    """A program of functions of two arguments, whose `calls` are of the next one, `@next`."""
+    parameters = f"(%a: {T}, %b: {T}) -> {T}"
+    functions = [f"func.func private @f0{parameters} {{ {leaf} }}"]
+    for i in range(1, depth):
+        body = calls.replace("@next", f"@f{i - 1}").replace("@number", f"{i}.0")
+        functions.append(f"func.func private @f{i}{parameters} {{ {body} }}")
+    last = f"%0 = call @f{depth - 1}(%a, %b) : {_OF_TWO}\nreturn %0 : {T}"
+    return "\n".join([*functions, f"func.func public @main{parameters} {{ {last} }}"])
+
+
+def _calls(one: str, two: str) -> str:
+    return (
+        f"%c = stablehlo.constant dense<@number> : {T}\n%d = stablehlo.add %b, %c : {T}\n"
+        f"%0 = call @next({one}) : {_OF_TWO}\n%1 = call @next({two}) : {_OF_TWO}\nreturn %1 : {T}"
+    )
+
+
+_RUNNING_SUM = f"""%z = stablehlo.constant dense<0.0> : tensor<f32>
+%0 = "stablehlo.reduce_window"(%a, %z) ({{
+  ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+    %s = stablehlo.add %x, %y : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+}}) {{window_dimensions = array<i64: 4>, padding = dense<[[3, 0]]> : tensor<1x2xi64>}}
+  : ({T}, tensor<f32>) -> {T}
+%1 = stablehlo.add %0, %b : {T}
+return %1 : {T}"""
+
+_BRANCHES = f"""%c = stablehlo.constant dense<@number> : {T}
+%p = stablehlo.compare LT, %a, %b : ({T}, {T}) -> tensor<4xi1>
+%q = stablehlo.slice %p [0:1] : (tensor<4xi1>) -> tensor<1xi1>
+%r = stablehlo.reshape %q : (tensor<1xi1>) -> tensor<i1>
+%i = stablehlo.convert %r : (tensor<i1>) -> tensor<i32>
+%0 = "stablehlo.case"(%i) ({{
+  %1 = func.call @next(%a, %b) : {_OF_TWO}
+  stablehlo.return %1 : {T}
+}}, {{
+  %2 = stablehlo.tanh %a : {T}
+  %1 = func.call @next(%2, %c) : {_OF_TWO}
+  stablehlo.return %1 : {T}
+}}) : (tensor<i32>) -> {T}
+return %0 : {T}"""
+
+_SHARDED = f'%0 = sdy.sharding_constraint %a <@mesh, [{{"x"}}]> : {T}\nreturn %0 : {T}'
+
+
+@pytest.mark.parametrize(
+    ("leaf", "calls", "kind", "depth"),
+    [
+        (_SUMMED, _calls("%a, %a", "%b, %0"), "exact", 40),
+        (_SUMMED, _calls("%b, %d", "%d, %0"), "exact", 40),
+        (_SUMMED, _calls("%c, %c", "%a, %0"), "exact", 40),
+        (_RUNNING_SUM, _calls("%a, %d", "%d, %0"), "unverified", 40),
+        (_SHARDED, _calls("%a, %d", "%d, %0"), "exact", 40),
+        (_SUMMED, _BRANCHES, "unverified", 24),
+    ],
+)
+def test_functions_that_call_each_other_with_other_arguments(
+    leaf: str, calls: str, kind: str, depth: int
+) -> None:
+    start = time.process_time()
+    mesh = 'sdy.mesh @mesh = <["x"=4]>\n'
+    recovered = invert.from_stablehlo(mesh + doubling(leaf, calls, depth))
+    assert recovered.report.certificate.kind == kind
+    assert recovered.source
+    assert recovered.graph()
+    assert time.process_time() - start < 60  # 2^24 calls would take days
+
+
+def test_meshes_of_too_many_devices() -> None:
+    constraint = f'%0 = sdy.sharding_constraint %a <@mesh, [{{"x"}}]> : {T}'
+    text = module(constraint, f'sdy.mesh @mesh = <["x"={1 << 20}, "y"={1 << 12}]>')
+    with pytest.raises(invert.MalformedModelError, match="more than 2147483647 devices: x="):
+        invert.from_stablehlo(text)
+
+
+def test_composites_that_call_each_other_twice() -> None:
+    text = re.sub(
+        r"call (@f\d+)\((%\w+)\)",
+        r'stablehlo.composite "my.op" \2 {decomposition = \1}',
+        chain(25, twice=True),
+    )
+    recovered = invert.from_stablehlo(text)
+    with pytest.raises(invert.EmissionError, match="call each other too often to be traced"):
+        _ = recovered.source
+
+
+@pytest.mark.parametrize("op", ["remainder", "divide", "multiply", "add"])
+def test_sizes_that_grow_with_each_op(op: str) -> None:
+    number = "tensor<i32>"
+    lines = [f"%0 = stablehlo.get_dimension_size %a, dim = 0 : (tensor<?xf32>) -> {number}"]
+    for i in range(40):
+        lines += [
+            f"%c{i} = stablehlo.constant dense<{i + 2}> : {number}",
+            f"%d{i} = stablehlo.{op} %{i}, %c{i} : {number}",
+            f"%{i + 1} = stablehlo.multiply %{i}, %d{i} : {number}",
+        ]
+    lines += [
+        f"%s = stablehlo.reshape %40 : ({number}) -> tensor<1xi32>",
+        "%z = stablehlo.constant dense<0.0> : tensor<f32>",
+        "%r = stablehlo.dynamic_broadcast_in_dim %z, %s, dims = []"
+        " : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>",
+        "return %r : tensor<?xf32>",
+    ]
+    body = "\n".join(lines)
+    start = time.process_time()
+    recovered = invert.from_stablehlo(
+        f"func.func public @main(%a: tensor<?xf32>) -> tensor<?xf32> {{ {body} }}"
+    )
+    with pytest.raises(invert.SignatureError, match="a size is computed from data"):
+        _ = recovered.source
+    assert time.process_time() - start < 30

@@ -18,7 +18,7 @@ RESERVED = frozenset(
         *dir(builtins),
         *"jax jnp lax np eqx Array PRNGKeyArray PyTree self load safe_open Path".split(),
         *"key_data annotations get_args get_origin trainable json dataclasses".split(),
-        *"Callable Iterator SafetensorError".split(),
+        *"Callable Iterator SafetensorError fnmatchcase crc32".split(),
         *"TypedDict jaxtyped beartype".split(),
         *"Bool Float Int UInt Complex Key Shaped BFloat16 Float16 Float32 Float64 Any".split(),
     }

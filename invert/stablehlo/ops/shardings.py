@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from invert._errors import MalformedModelError
 from invert.protos.messages import parse
 from invert.protos.types import OpSharding
 
@@ -24,10 +25,21 @@ Strides = tuple[tuple[int, int], ...]
 
 # Larger meshes are not enumerated.
 _MOST_DEVICES = 1 << 20
+# JAX numbers devices by 32-bit integers.
+_MOST_NUMBERS = (1 << 31) - 1
 
 
 def mesh_of(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:
-    """A mesh with automatic axes."""
+    """A mesh with automatic axes.
+
+    **Raises:** `MalformedModelError` if JAX cannot number its devices.
+    """
+    if math.prod(sizes) > _MOST_NUMBERS:
+        axes = ", ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+        raise MalformedModelError(
+            f"a mesh has more than {_MOST_NUMBERS} devices: {axes}",
+            remedy="Export the program for fewer devices.",
+        )
     return AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(names))
 
 
