@@ -51,21 +51,21 @@ def _normed(x: Any, p: Any) -> Any:
 def test_positions_are_added_in_the_blocks_that_need_them() -> None:
     """Queries and keys have positions, values and residuals have none; a table makes these."""
     norm = {"scale": (8,), "bias": (8,)}
-    block = {"norm": norm, **{n: {"kernel": (8, 8)} for n in ("query", "key", "value", "out")}}
+    attention = {n: {"kernel": (8, 8)} for n in ("query", "key", "value", "out")}
+    block = {"norm": norm, "attention": attention}
     weights = _weights(
-        {"rows": (5, 4), "encoder": dict.fromkeys("012", block), "head": {"kernel": (8, 3)}}
+        {"rows": (5, 4), "encoder": dict.fromkeys("01", block), "head": {"kernel": (8, 3)}}
     )
 
     def apply(p: Any, x: Any) -> Any:
         rows = p["rows"]
         positions = jnp.concatenate([rows, 2.0 * rows], axis=-1)[None]
-        for i in "012":
-            b = p["encoder"][i]
-            placed = x + positions
+        for i in "01":
+            b, placed = p["encoder"][i]["attention"], x + positions
             query, key = placed @ b["query"]["kernel"], placed @ b["key"]["kernel"]
             scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", query, key))
             mixed = jnp.einsum("bqk,bkd->bqd", scores, x @ b["value"]["kernel"])
-            x = _normed(x + mixed @ b["out"]["kernel"], b["norm"])
+            x = _normed(x + mixed @ b["out"]["kernel"], p["encoder"][i]["norm"])
         return x @ p["head"]["kernel"]
 
     source = _emitted(apply, weights, np.random.default_rng(1).normal(size=(2, 5, 8)).astype("f"))
