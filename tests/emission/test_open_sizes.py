@@ -380,3 +380,35 @@ def test_a_text_refuses_size_zero_where_a_result_would_have_numbers(
     one = np.ones([n or 2 for n in x.shape], np.float32)
     for got, wanted in zip(jax.tree.leaves(model(one)), jax.tree.leaves(fn(one)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_layers_count_negative_indices_from_the_end_of_their_own_input() -> None:
+    """The number of nodes of a graph is read where it is used; no layer takes it as an argument."""
+
+    class Graph(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, senders: Any, receivers: Any) -> Any:
+            for i in range(2):
+                ends = jnp.concatenate([x[senders], x[receivers]], axis=-1)
+                sent = nn.relu(nn.Dense(4, name=f"sent_{i}")(ends))
+                x = nn.Dense(4, name=f"own_{i}")(x)
+                x = x + jax.ops.segment_sum(sent, receivers, x.shape[0])
+            return x
+
+    net, random = Graph(), np.random.default_rng(0)
+
+    def arguments(nodes: int, edges: int) -> tuple[np.ndarray, ...]:
+        ends = random.integers(-nodes, nodes, size=(2, edges)).astype(np.int32)
+        return random.normal(size=(nodes, 3)).astype(F32), *ends
+
+    params = net.init(jax.random.key(0), *arguments(2, 3))
+    n, e = jax.export.symbolic_shape("n, e")
+    ends = jax.ShapeDtypeStruct((e,), np.int32)
+    exported = jax.export.export(jax.jit(lambda params, *args: net.apply(params, *args)))(
+        params, jax.ShapeDtypeStruct((n, 3), F32), ends, ends
+    )
+    module: Any = invert.from_exported(exported.serialize(), params={"params": params})
+    assert 'Array, ""]' not in module.source
+    for nodes, edges in ((1, 1), (5, 9)):
+        args = arguments(nodes, edges)
+        np.testing.assert_array_equal(module.model(*args), jax.jit(net.apply)(params, *args))

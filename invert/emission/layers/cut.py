@@ -358,13 +358,13 @@ def _rows(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
 
 
 def _indices(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[int]:
-    """The equations that only make indices of lookups."""
+    """The equations that only make arrays of indices for lookups, no single sizes."""
     found = set[int]()
     for i in reversed(range(len(eqns))):
         uses = [(v, j) for v in eqns[i].outvars for j in users.get(v, ())]
         lookups = (j in found or (eqns[j].primitive is lax.gather_p and eqns[j].invars[0] is not v)
                    for v, j in uses)  # fmt: skip
-        if uses and all(lookups):
+        if uses and all(lookups) and any(v.aval.shape for v, _ in uses):
             found.add(i)
     return found
 

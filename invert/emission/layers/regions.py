@@ -12,6 +12,8 @@ import heapq
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import jax.numpy as jnp
+
 from invert._private.jax import holds_jaxprs, names_of, with_names
 from invert.emission.layers.cut import (
     PART,
@@ -108,6 +110,8 @@ _SUMS = frozenset(("add", "add_any"))
 _READING = _SUMS | kinds.LAYOUT | {"slice", "convert_element_type"}
 # The most equations of an activation and a sum.
 _MOST_AHEAD = 4
+# The most equations of a gate.
+_MOST_LEADING = 32
 
 
 class _Regions:
@@ -133,18 +137,32 @@ class _Regions:
         self.producers: dict[Atom, int] = {}
         # Whether an equation depends on no argument and no parameter.
         self.constant: list[bool] = []
+        # What blocks of a list compute first, by the name of the list.
+        self.first: dict[Path, set[tuple[str, ...]]] = collections.defaultdict(set)
+        for i, eqn in enumerate(self.eqns):
+            self.constant.append(all(self._is_constant(a) for a in eqn.invars if is_var(a)))
+            self.producers |= dict.fromkeys(eqn.outvars, i)
         # For each equation that uses parameters, the layers that own these.
         self.owners: list[list[Path]] = []
-        # Values that depend only on the parameters of one layer.
-        self.derived: dict[Atom, Path] = {v: p[:-1] for v, p in parameters.items()}
-        for i, eqn in enumerate(self.eqns):
+        # Values that depend only on the parameters of one layer. What is made of those of the whole
+        # program, and a table beside the layers that these only add, are inputs of the layers.
+        self.derived: dict[Atom, Path] = {}
+        own = {v: p[:-1] for v, p in parameters.items()}
+        self._derive(own)
+        self.added = {p for p in {*own.values()} if p and self._only_adds(p)}
+        if beside := {p for p in self.added if len(p) == 1}:
+            self._derive({v: p for v, p in own.items() if p not in beside})
+
+    def _derive(self, parameters: Mapping[Var, Path]) -> None:
+        """Find what depends only on parameters of layers, and the owners that equations use."""
+        self.owners.clear()
+        self.derived = {**parameters}
+        for eqn in self.eqns:
             inputs = [a for a in eqn.invars if is_var(a)]
-            self.constant.append(all(self._is_constant(a) for a in inputs))
             owners = [self.derived[a] for a in inputs if a in self.derived]
             self.owners.append(owners)
-            if owners and all(a in self.derived for a in inputs):
-                self.derived |= dict.fromkeys(eqn.outvars, common_prefix(owners))
-            self.producers |= dict.fromkeys(eqn.outvars, i)
+            if all(a in self.derived for a in inputs) and (owner := common_prefix(owners)):
+                self.derived |= dict.fromkeys(eqn.outvars, owner)
 
     def find(self, only: Mapping[Path, Path] | None = None) -> None:
         """Find the equations of all layers, or of some, from the innermost outwards."""
@@ -156,7 +174,7 @@ class _Regions:
                 uses[path].append(i)
         regions: dict[Path, set[int]] = {}
         for path in sorted(paths, key=lambda p: (-len(p), uses[p][0])):
-            if (only is not None and path not in only) or self._only_adds(path, uses[path]):
+            if (only is not None and path not in only) or path in self.added:
                 continue
             seeds = set(uses[path])
             for other, members in regions.items():
@@ -167,7 +185,8 @@ class _Regions:
                 continue
             if any(not _under(self.places[i], path) for i in region if self.places[i]):
                 continue
-            region = self._scaled(self._before(region, path), path)
+            blocks = _numbered(path) and any(_under(o[:-1], path) for o in regions)
+            region = self._scaled(self._before(region, path, block=blocks), path)
             region = self._with_features_last(region, path)
             if _numbered(path):
                 region = self._after(region, path)
@@ -188,11 +207,12 @@ class _Regions:
             found |= made
         return found
 
-    def _only_adds(self, path: Path, uses: Sequence[int]) -> bool:
+    def _only_adds(self, path: Path) -> bool:
         """Return whether a layer is one table whose rows the layer above adds."""
         own = [v for v, p in self.derived.items() if p == path and v not in self.producers]
         tables = len(own) == 1 and len(own[0].aval.shape) > 1
-        names = {self.eqns[i].primitive.name for i in uses}
+        uses = [e for e, owners in zip(self.eqns, self.owners, strict=True) if path in owners]
+        names = {e.primitive.name for e in uses}
         return tables and names <= _READING and not names.isdisjoint(_SUMS)
 
     def _is_constant(self, atom: Atom) -> bool:
@@ -223,8 +243,14 @@ class _Regions:
         atoms = (a for a in self.eqns[i].invars if is_var(a))
         return [a for a in atoms if a not in self.derived and not self._is_constant(a)]
 
-    def _before(self, region: set[int], path: Path) -> set[int]:
-        """Add equations used only by the region, except chains that lead to it."""
+    def _before(self, region: set[int], path: Path, *, block: bool) -> set[int]:
+        """Add equations used only by the region, except chains that lead to it.
+
+        **Arguments:**
+
+        - `block`: whether the region is a layer of a list, with layers inside. What it makes of
+            values that others use too, such as the sum of its input and positions, is its own.
+        """
         added: set[int] = set()
         pending = [
             -self.producers[a] for i in region for a in self._inputs(i) if a in self.producers
@@ -240,6 +266,8 @@ class _Regions:
                 if a in self.producers:
                     heapq.heappush(pending, -self.producers[a])
         whole = region | added
+        row = self.first[*path[:-1], stem(path[-1])] if block else None
+        whole -= self._leading(added, whole, row)
         for i in sorted(added):
             # Values that a layer computes without inputs, such as a mask, do not belong to its
             # input.
@@ -252,11 +280,51 @@ class _Regions:
             inputs -= made
             if any(self.producers.get(a) in whole for a in inputs):
                 continue
-            ended = sum(not self._inside(a, rest) for a in inputs)
+            ended = [a for a in inputs if not self._inside(a, rest)]
             parted = not whole.issuperset(unit)  # it is one expression, outside
-            if parted or sum(bool(self._inside(v, rest)) for v in made) <= ended:
+            count = sum(bool(self._inside(v, rest)) for v in made)
+            if not parted and row is not None:
+                if count > sum(not self._used_outside(a, whole) for a in ended):
+                    row.add(self._names(unit))
+                if self._names(unit) in row:
+                    continue
+            if parted or count <= len(ended):
                 whole = rest
         return whole
+
+    def _leading(
+        self, added: set[int], whole: set[int], row: set[tuple[str, ...]] | None
+    ) -> set[int]:
+        """The first equations of a region that make as few values as they take, such as a gate.
+
+        A normalization is not among them, which leads to the scale of its layer.
+
+        **Arguments:**
+
+        - `row`: what blocks of the region's list compute first, if it is such a block.
+        """
+        first, best, least = set[int](), set[int](), 0
+        for i in sorted(added):
+            unit = [j for j in self.units[i] if not self.constant[j]]
+            names = self._names(unit)
+            if not kinds.REDUCTIONS.isdisjoint(names) or (row is not None and names in row):
+                break
+            first.update(unit)
+            if len(first) > _MOST_LEADING or not added.issuperset(unit):
+                break
+            made = {v for j in first for v in self.eqns[j].outvars}
+            later = {a: self._inside(a, whole) - first for j in first for a in self._inputs(j)}
+            ended = {a for a, users in later.items() if not users} - made
+            if row is not None:
+                ended = {a for a in ended if not self._used_outside(a, whole)}
+            given = [v for v in made if self._inside(v, whole) - first]
+            floats = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in given)
+            if floats and (more := len(given) - len(ended)) <= least:
+                best, least = set(first), more
+        return best
+
+    def _names(self, unit: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.eqns[i].primitive.name for i in unit)
 
     def _scaled(self, region: set[int], path: Path) -> set[int]:
         """Add the ends of a normalization without mean: `x * f(mean(x * x))`."""
@@ -371,7 +439,12 @@ class _Regions:
         made = {v for i in region for v in self.eqns[i].outvars}
         inputs = {a for i in region for a in self._inputs(i)} - made
         last = max(region)
-        later = [a for a in inputs if any(j > last for j in self.users[a] if j not in region)]
+        after = {j for v in made for j in self.users.get(v, ())}
+        later = [
+            a
+            for a in inputs
+            if any(j > last or j in after for j in self.users[a] if j not in region)
+        ]
         return len(later) + sum(self._used_outside(v, region) for v in made)
 
     def _next(self, region: set[int], path: Path) -> int | None:
