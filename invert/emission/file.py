@@ -210,7 +210,7 @@ class File(Writer):
             rule = self.program.rule(eqn)
             # A rule may call the function itself, which is a new object each time it is traced.
             for known, other, first in self._rules:
-                if difference(known, closed) is None and _same_rule(other, rule):
+                if _same_rule(other, rule) and _same_function(known, closed):
                     self._functions[key] = open_jaxpr(closed), self._functions[first][1]
                     self._sizes[key] = self._sizes[first]
                     break
@@ -364,6 +364,13 @@ def _with_arguments(node: ast.expr, function: str, args: Sequence[ast.expr]) -> 
             case _:
                 pass
     return node
+
+
+def _same_function(one: ClosedJaxpr, other: ClosedJaxpr) -> bool:
+    """Return whether one definition serves both: equal programs, or identities of any types."""
+    programs = open_jaxpr(one), open_jaxpr(other)
+    identities = (not p.eqns and p.outvars == p.invars for p in programs)
+    return all(identities) or difference(one, other) is None
 
 
 def _same_rule(a: ClosedJaxpr | str, b: ClosedJaxpr | str) -> bool:

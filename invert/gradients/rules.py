@@ -12,7 +12,7 @@ import numpy as np
 
 from invert._errors import only_refusals
 from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
-from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, once
+from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, may_not_end, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
 from invert.ir import jaxprs
@@ -52,6 +52,18 @@ def refused(text: str) -> JaxFunction:
     """The values, whose derivative is an error."""
     forbid = without_derivative(text)
     return lambda *values: [forbid(v) if is_differentiable(v) else v for v in values]
+
+
+def by_arguments_only(rule: Rule, region: MarkedRegion, text: str) -> Rule:
+    """The rule over all operands, whose derivative by the program's constants is an error."""
+    forbid = without_derivative(text)
+    held = len(region.held)
+
+    def function(*operands: Value) -> Value:
+        constants = [forbid(c) if is_differentiable(c) else c for c in operands[:held]]
+        return rule.function(*constants, *operands[held:])
+
+    return dataclasses.replace(rule, function=function)
 
 
 def is_zero(closed: AnyJaxpr) -> bool:
@@ -175,8 +187,8 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
     try:
         with only_refusals():
             trace_closed(push, *types[:n], *moved)
-            if shown:
-                return True
+            if shown or may_not_end(backward):
+                return shown
             traced = trace_closed(at, *types)
             with jax.enable_x64(x64), on_cpu():
                 return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))

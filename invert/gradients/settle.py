@@ -36,6 +36,7 @@ from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
+    by_arguments_only,
     calls_of,
     is_transposable,
     is_zero,
@@ -71,6 +72,11 @@ _DROPPED = (
 )
 _UNMET = "they agree, but no sample met some of the conditions of one of them"
 _AUTODIFF = 'Config(custom_gradients="ignore") gives plain autodiff, which is another derivative.'
+_BY_CONSTANTS = "; there is none by arrays that the function closed over"
+_AS_ARGUMENTS = (
+    "Differentiate by others, such as those of invert.trainable, or export the function with these"
+    " arrays as arguments or variables."
+)
 
 # Constants of at least this many elements are passed as arguments instead of lowered.
 _LARGE = 1 << 14
@@ -286,8 +292,7 @@ class GradientResolver:
                     return self._as_autodiff(variant, " numerically")
                 unmet |= reason == _UNMET
         if is_zero(raw):
-            self._say(gradient, "stop_gradient: it is zero")
-            return Rule(stopped, region.results, "stop_gradient")
+            return self._stopped(region)
         likeliest = next(v.region for v in variants if not v.promises)
         if checks and from_jax and (rule := self._adjusted(likeliest, raw)) is not None:
             return rule
@@ -323,8 +328,33 @@ class GradientResolver:
         dropped = _DROPPED if region.gradient.drops_forward else ""
         told = f"kept as {rule.kind}: {reason}{forward}{rule.higher}{dropped}"
         kind = "custom_vjp" if rule.kind == "custom_vjp" else "custom_jvp"
-        self._say(region.gradient, told, kind)
-        return rule
+        self._say(region.gradient, f"{told}{self._by_constants(region)}", kind)
+        return self._by_arguments(rule, region)
+
+    def _stopped(self, region: MarkedRegion) -> Rule:
+        """The results without a derivative by the arguments."""
+        self._say(region.gradient, f"stop_gradient: it is zero{self._by_constants(region)}")
+        if not self._by_constants(region):
+            return Rule(stopped, region.results, "stop_gradient")
+        function = plain_function(region, self.x64)
+        rule = Rule(lambda *xs: stopped(*function(*xs)), region.operands, "stop_gradient")
+        return self._by_arguments(rule, region)
+
+    def _by_constants(self, region: MarkedRegion) -> str:
+        """What there is to say of derivatives by the constants of a program of JAX.
+
+        Its weights may be among them. The container's gradient has no part for these, and autodiff
+        is not known to have the right one, since the container's gradient differs from it.
+        """
+        if region.gradient.convention != "jax" or self.order > 1:
+            return ""
+        return _BY_CONSTANTS if any(is_differentiable(v.aval) for v in region.held) else ""
+
+    def _by_arguments(self, rule: Rule, region: MarkedRegion) -> Rule:
+        if not self._by_constants(region):
+            return rule
+        text = f"{region.gradient.location} has no part for arrays that the function closed over."
+        return by_arguments_only(rule, region, f"{text} {_AS_ARGUMENTS} {_AUTODIFF}")
 
     def _checkpointed(self, variants: Sequence[_Variant], raw: ClosedJaxpr) -> Rule | None:
         """A variant that recomputes steps of loops and whose autodiff agrees."""

@@ -26,7 +26,7 @@ from invert._private.jax import (
     open_jaxpr,
     trace_closed,
 )
-from invert.gradients.compare import FAILURES, beyond_rounding, once
+from invert.gradients.compare import FAILURES, beyond_rounding, may_not_end, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
 from invert.ir import kinds
@@ -241,8 +241,11 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     Each step of the search adds the place that makes most results right. Where no single place
     does, as in a VQ-VAE, where several terms of one loss stop each other's gradients, it adds those
     that come closest. It runs at one choice of the open sizes; the result is proved for all of
-    them. In large programs, only arguments that have no gradient are stopped.
+    them. In large programs, only arguments that have no gradient are stopped. There are none for
+    programs that might run forever.
     """
+    if may_not_end(raw) or may_not_end(region.forward):
+        return
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
     is_large = len(places.sets) > _MAX_PLACES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -857,3 +858,74 @@ def test_bounds_are_not_compared_further_where_derivatives_are_infinite(
     table, i = jnp.array([0.0, 1.0, 4.0, 9.0, 0.0]), jnp.array([0, 3, 9])
     want = jax.grad(lambda t: fn(t, i).sum())(table)
     np.testing.assert_array_equal(jax.grad(lambda t: module(t, i).sum())(table), want)
+
+
+def _settled(x: Any, w: Any) -> Any:
+    def going_on(state: tuple[Any, Any]) -> Any:
+        return jnp.max(jnp.abs(state[0] - state[1])) > 1e-5
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        return state[1], jnp.tanh(state[1] @ w + x)
+
+    return lax.while_loop(going_on, step, (x + 1, x))[1]
+
+
+@jax.custom_vjp
+def settled(x: Any, w: Any) -> Any:
+    """A fixed point, whose derivative is that of one step."""
+    return _settled(x, w)
+
+
+def _settled_backward(kept: tuple[Any, ...], dy: Any) -> tuple[Any, Any]:
+    x, w, y = kept
+    pulled = jax.vjp(lambda x, w: jnp.tanh(y @ w + x), x, w)[1](dy)
+    return pulled[0], pulled[1]
+
+
+settled.defvjp(lambda x, w: ((y := _settled(x, w)), (x, w, y)), _settled_backward)
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("f", "told"),
+    [
+        (lambda x, w: jnp.tanh(clipped(x * w[0]) @ w).sum(), "kept as custom_"),
+        (lambda x, w: jnp.sin(seven(x) @ w).sum(), "kept as custom_"),
+        (lambda x, w: settled(x, w).sum(), "kept as custom_"),
+        (lambda x, w: jnp.cos(lax.stop_gradient(x) @ w).sum(), "stop_gradient: it is zero"),
+    ],
+    ids=["clipped", "seven", "fixed point", "stopped"],
+)
+def test_there_is_no_silent_zero_by_weights_that_a_function_closed_over(
+    f: Callable[..., Any], told: str, live: bool
+) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((2, 4)).astype(np.float32)
+    w = 0.1 * draw.standard_normal((4, 4)).astype(np.float32)
+    exported = jax.export.export(jax.jit(lambda x: f(x, w)))(x)
+    artifact = exported if live else bytes(exported.serialize(vjp_order=1))
+    module = invert.from_exported(artifact)
+    gradient = module.report.gradients[-1]
+    assert told in gradient and "none by arrays that the function closed over" in gradient
+
+    by_x = jax.jit(jax.grad(lambda x: f(x, w)))(x)
+    for net in (module, module.model):
+        np.testing.assert_allclose(jax.jit(jax.grad(net))(x), by_x, rtol=1e-5, atol=1e-6)
+        with pytest.raises(LookupError, match="arrays that the function closed over"):
+            eqx.filter_grad(lambda net: net(x))(net)
+
+    # With the weights as arguments, their gradient is the author's. Fixed points for random
+    # weights, at which gradients are compared, may never be reached, so they are not run.
+    both = jax.export.export(jax.jit(f))(x, w)
+    whole = invert.from_exported(both if live else bytes(both.serialize(vjp_order=1)))
+    assert not any("closed over" in g for g in whole.report.gradients)
+    wanted = jax.jit(jax.grad(f, argnums=1))(x, w)
+    found = jax.jit(jax.grad(whole, argnums=1))(x, w)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_one_function_forbids_derivatives_by_arrays_of_all_shapes() -> None:
+    w, b = np.eye(3, dtype=np.float32) + 1, np.arange(3, dtype=np.float32)
+    data = stored(lambda x: jnp.tanh(clipped(x) @ w + b).sum(), jnp.ones((2, 3)))
+    source = invert.from_exported(data).source
+    assert source.count("raise LookupError") == 1
