@@ -41,6 +41,7 @@ from invert.ir.jaxprs import (
     is_wide,
     is_wide_dtype,
     map_equations,
+    names_in,
     sub_jaxprs,
     with_values,
 )
@@ -141,9 +142,30 @@ def may_have_rules(exported: jax.export.Exported, ignored: str = "") -> bool:
 def differs_from_autodiff(exported: jax.export.Exported) -> bool:
     """Return whether the derivative of an artifact may be another than that of its module.
 
-    Gathers of both modes lower to the same op, and only the gradient tells them apart.
+    Gathers of both modes lower to the same op, and only the gradient tells them apart. Recovered
+    functions have rules that JAX may have dropped.
     """
-    return may_have_rules(exported) or len(gather_modes(exported_program(exported))) > 1
+    traced = exported_program(exported)
+    if may_have_rules(exported) or len(gather_modes(traced)) > 1:
+        return True
+    return traced is not None and _has_reversed_loop(traced) and _drops_rules_in_loops()
+
+
+def _has_reversed_loop(program: AnyJaxpr) -> bool:
+    """Return whether a program has loops in both directions, as one that holds a derivative."""
+    loops = (e for e in equations(open_jaxpr(program)) if e.primitive.name == "scan")
+    return len({e.params["reverse"] for e in loops}) > 1
+
+
+@functools.cache
+def _drops_rules_in_loops() -> bool:
+    """Return whether the reverse derivative of a `scan` lacks the rules of its body (jax 0.10)."""
+
+    def last(x: Value) -> Value:
+        return lax.scan(lambda x, _: (x * jax.nn.relu(x), None), x, length=2)[0]
+
+    derivative = trace_closed(jax.grad(last), jax.ShapeDtypeStruct((), "float32"))
+    return "custom_jvp_call" not in names_in(open_jaxpr(derivative))
 
 
 def marked_function(
