@@ -20,7 +20,7 @@ from invert.gradients.region import MarkedRegion
 from invert.ir import kinds
 from invert.ir.graph import Graph
 from invert.ir.interpret import inlined, retrace
-from invert.ir.jaxprs import map_jaxprs, names_in, split_constants, with_inlined
+from invert.ir.jaxprs import map_equations, map_jaxprs, names_in, split_constants, with_inlined
 from invert.ir.match import equivalent
 from invert.ir.types import AnyJaxpr, Aval, ClosedJaxpr, Eqn, J, Jaxpr
 from invert.rewriting.driver import Replacement, replace
@@ -48,6 +48,19 @@ def without_rules(closed: J) -> J:
         return replace(graph, replacements) if replacements else jaxpr
 
     return map_jaxprs(closed, visit)
+
+
+def without_rules_in_loops(closed: J) -> J:
+    """Replace functions with derivative rules by their bodies, in the bodies of scans."""
+
+    def expand(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "scan":
+            return eqn
+        body = eqn.params["jaxpr"]
+        plain = without_rules(body)
+        return eqn if plain is body else eqn.replace(params={**eqn.params, "jaxpr": plain})
+
+    return map_equations(closed, expand)
 
 
 def _has_rules(closed: AnyJaxpr) -> bool:

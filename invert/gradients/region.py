@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import eval_closed, trace_closed
+from invert._private.jax import close_like, dce, eval_closed, open_jaxpr, trace_closed
 from invert.ir import jaxprs, meshes
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import Gradient, parts
@@ -209,7 +209,9 @@ class MarkedRegion:
                 for v in (self.inputs[i] for i in self.wanted)
             ]
 
-        return trace_closed(run, *self.avals)
+        # The captures need few of the equations, and none of the markers that are not theirs.
+        traced = trace_closed(run, *self.avals)
+        return close_like(traced, dce(open_jaxpr(traced)))
 
     def _sizes_or(self, atom: Atom, value: Value) -> Value:
         """The open sizes in a captured shape, which a gradient may reshape to, or its value."""

@@ -23,7 +23,7 @@ from invert._config import Config
 from invert._errors import InvertError, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
-from invert.gradients.cache import GradientCache
+from invert.gradients.cache import GradientCache, without_rules_in_loops
 from invert.gradients.checkpoints import with_checkpoints
 from invert.gradients.compare import (
     FAILURES,
@@ -165,19 +165,33 @@ class Outcome:
 class _Variant:
     """A region with a choice that lowering hides and that changes its derivative.
 
-    `stops`: where derivatives stop; `promises`: whether its lookups promise bounds.
+    `stops`: where derivatives stop; `promises`: whether its lookups promise bounds; `expands`:
+    whether functions in loops have no rules.
     """
 
     region: MarkedRegion
     stops: bool = False
     promises: bool = False
+    expands: bool = False
 
     def promising(self) -> _Variant:
-        return _Variant(self.region.promising(), self.stops, True)
+        return dataclasses.replace(self, region=self.region.promising(), promises=True)
+
+    def expanding(self) -> _Variant | None:
+        """The variant without the rules of functions in loops, if there are any.
+
+        The reverse derivative of a `scan` drops them in jax 0.10, so that the next derivative is
+        that of their bodies.
+        """
+        forward = without_rules_in_loops(self.region.forward)
+        if forward is self.region.forward:
+            return None
+        return dataclasses.replace(self, region=self.region.with_forward(forward), expands=True)
 
     def __str__(self) -> str:
-        stops = ", with stop_gradient put back" if self.stops else ""
-        return f"{stops}, where gathers promise bounds" if self.promises else stops
+        told = ", with stop_gradient put back" if self.stops else ""
+        told += ", without rules in loops" if self.expands else ""
+        return f"{told}, where gathers promise bounds" if self.promises else told
 
 
 @dataclasses.dataclass
@@ -309,6 +323,7 @@ class GradientResolver:
         if (maxima := with_stopped_maxima(plain.region)) is not None:
             # The derivative of a maximum compares it with the numbers.
             found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
+        found += [e for v in found if (e := v.expanding()) is not None]
         promising = [v.promising() for v in found if v.region.undecided]
         return [*promising, *found] if adds_without_clipping(raw) else [*found, *promising]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 
 import jax
 import jax.numpy as jnp
@@ -214,14 +214,18 @@ def with_stopped_maxima(region: MarkedRegion) -> MarkedRegion | None:
 
 def _subtracted_maxima(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
     # The maxima that a value is made of, with the arrays that they are of.
-    made: dict[Atom, list[tuple[Eqn, Atom]]] = {}
+    made: dict[Atom, list[tuple[Eqn, Set[Atom]]]] = {}
+    joined: dict[Atom, Set[Atom]] = {}
     for eqn in eqns:
         operands = [made.get(a, []) if isinstance(a, Var) else [] for a in eqn.invars]
         name = eqn.primitive.name
         if name == "reduce_max":
-            made[eqn.outvars[0]] = [(eqn, eqn.invars[0])]
-        elif name == "sub":
-            yield from (largest for largest, x in operands[1] if x is eqn.invars[0])
+            (x,) = eqn.invars
+            made[eqn.outvars[0]] = [(eqn, {x, *joined.get(x, ())})]
+        elif name == "concatenate":
+            joined[eqn.outvars[0]] = {a for a in eqn.invars if isinstance(a, Var)}
+        elif name == "sub" and isinstance(eqn.invars[0], Var):
+            yield from (largest for largest, parts in operands[1] if eqn.invars[0] in parts)
         elif name in _KEEPING or kinds.called(eqn) is not None:
             found = list(itertools.chain(*operands))
             made |= dict.fromkeys(eqn.outvars, found)
