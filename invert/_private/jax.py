@@ -722,23 +722,16 @@ def _plainly_live(jaxpr: Jaxpr) -> tuple[Sequence[int], Sequence[bool]] | None:
 
 
 def _plainly_needs_all(eqn: Eqn, used: Set[Var]) -> bool:
-    """Return whether an equation of which a result is used plainly needs all of its operands.
-
-    Then no equation inside it is dead either. A branch may ignore what another one reads.
-    """
+    """Return whether an equation in use needs all operands and inner equations."""
     if eqn.primitive not in partial_eval.dce_rules:
         return True
     if not (all(v in used for v in eqn.outvars) or _steps_need_all(eqn, used)):
         return False
-    read: list[Sequence[bool]] = []
-    for jaxpr in sub_jaxprs(eqn):
-        live = _plainly_live(jaxpr)
-        if live is None or len(live[0]) < len(jaxpr.eqns):
-            return False
-        read.append(live[1])
-    if eqn.primitive.name == "cond":
-        return all(map(any, zip(*read, strict=True)))
-    return all(map(all, read))
+    inner = [(jaxpr, _plainly_live(jaxpr)) for jaxpr in sub_jaxprs(eqn)]
+    read = [live[1] for jaxpr, live in inner if live and len(live[0]) == len(jaxpr.eqns)]
+    if len(read) == len(inner) and eqn.primitive.name == "cond":
+        return all(map(any, zip(*read, strict=True)))  # a branch may ignore what others read
+    return len(read) == len(inner) and all(map(all, read))
 
 
 def _steps_need_all(eqn: Eqn, used: Set[Var]) -> bool:

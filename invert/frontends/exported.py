@@ -33,7 +33,6 @@ from invert.stablehlo.author_rules import (
     gather_modes,
     marked_function,
     may_have_rules,
-    may_lack_rules,
     types_of,
 )
 from invert.stablehlo.program import ArrayType, Program
@@ -116,25 +115,16 @@ class _Artifact:
         _check(exported, program)
         return cls(exported, program, config, trusted)
 
-    def function(
-        self, *, marked: bool = True, by_rule: bool = True
-    ) -> Callable[[Sequence[Value]], list[Value]]:
-        """The function of the flat arguments, marked with its gradient if it holds one.
-
-        With `by_rule`, its equations with rules are marked, too, if they are known: where these
-        rules give the whole gradient, they do so in forward mode as well.
-        """
+    def function(self, *, marked: bool = True) -> Callable[[Sequence[Value]], list[Value]]:
+        """The function of the flat arguments, marked with its gradient if it holds one."""
         gradient = self._gradient() if marked else None
+        if gradient is not None and gradient.problem and gradient.has_rule:
+            function = marked_function(self.exported, self.config)
+            if function is not None:
+                return function
         plain = flat_function(self.exported, self.program)
         if gradient is None:
             return plain
-        if gradient.has_rule and (by_rule or gradient.problem):
-            found, drops_forward = marked_function(self.exported, self.config)
-            if found is not None and gradient.problem:
-                return found
-            # Second derivatives need the forward pass, of which the container holds the gradient.
-            gradient = dataclasses.replace(gradient, drops_forward=drops_forward)
-            plain = plain if drops_forward else found or plain
 
         def run(values: Sequence[Value]) -> list[Value]:
             results = plain(values)
@@ -147,8 +137,7 @@ class _Artifact:
         if not self._holds_vjp:
             return None
         location = f"the VJP of {self.exported.fun_name}"
-        known = exported_program(self.exported) is not None
-        has_rule = known and differs_from_autodiff(self.exported)
+        has_rule = exported_program(self.exported) is not None
         vjp = self._vjp()
         if isinstance(vjp, str):
             return Gradient(location, lambda *_: [], vjp, has_rule=has_rule)
@@ -158,8 +147,7 @@ class _Artifact:
             return Gradient(location, lambda *_: [], str(problems[0]), has_rule=has_rule)
         results = self.exported.out_avals
         numbers = list(map(is_differentiable, self.exported.in_avals))
-        plain = own.function(marked=False)
-        nested = functools.cache(lambda: own.function(by_rule=False))
+        plain, nested = own.function(marked=False), functools.cache(own.function)
 
         def run(
             captures: Sequence[Value], cotangents: Sequence[Value], inside: bool
@@ -192,7 +180,7 @@ class _Artifact:
     def _holds_vjp(self) -> bool:
         if self.config.custom_gradients == "ignore" or not self.exported.has_vjp():
             return False
-        return differs_from_autodiff(self.exported) or may_lack_rules(self.exported)
+        return differs_from_autodiff(self.exported)
 
     def _vjp(self) -> jax.export.Exported | str:
         """The artifact of the vector-Jacobian product, or why there is none."""

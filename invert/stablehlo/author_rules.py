@@ -52,6 +52,7 @@ from invert.ir.order import reached
 from invert.ir.sizes import DimSize, dimensions, evaluate
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, J, Jaxpr, Value
 from invert.stablehlo.lowered import Lowered, lower
+from invert.stablehlo.ops.interpreter import MarkedCall
 from invert.stablehlo.program import Program
 
 
@@ -86,9 +87,9 @@ def has_rules(jaxpr: Jaxpr, ignored: str = "") -> bool:
 
 def with_named_rules(
     program: J, platform: str, chosen: Callable[[Eqn], bool] = is_rule
-) -> tuple[J, dict[str, AuthorRule]]:
+) -> tuple[J, dict[str, MarkedCall]]:
     """The program with a named function for each chosen equation, and their rules by name."""
-    rules: dict[str, AuthorRule] = {}
+    rules: dict[str, MarkedCall] = {}
     count = itertools.count()
 
     def named(eqn: Eqn) -> Eqn:
@@ -99,7 +100,7 @@ def with_named_rules(
             return bind(eqn, values)
 
         function.__name__ = function.__qualname__ = f"equation_{next(count)}_with_a_rule"
-        rules[function.__name__] = AuthorRule.of(eqn, platform)
+        rules[function.__name__] = AuthorRule.of(eqn, platform).call
         (call,) = open_jaxpr(trace_closed(jax.jit(function), *map(type_of, eqn.invars))).eqns
         return eqn.replace(primitive=call.primitive, params=call.params, effects=call.effects)
 
@@ -139,19 +140,14 @@ def may_have_rules(exported: jax.export.Exported, ignored: str = "") -> bool:
 
 
 def differs_from_autodiff(exported: jax.export.Exported) -> bool:
-    """Return whether the derivative of an artifact is another than that of its module, if known.
+    """Return whether the derivative of an artifact may be another than that of its module.
 
-    Gathers of both modes lower to the same op, and only the gradient tells them apart.
-    """
-    return may_have_rules(exported) or len(gather_modes(exported_program(exported))) > 1
-
-
-def may_lack_rules(exported: jax.export.Exported) -> bool:
-    """Return whether an artifact's program may call functions whose rules JAX dropped.
-
-    The recovered functions have these rules.
+    Gathers of both modes lower to the same op, and only the gradient tells them apart. Recovered
+    functions have rules that JAX may have dropped.
     """
     traced = exported_program(exported)
+    if may_have_rules(exported) or len(gather_modes(traced)) > 1:
+        return True
     return traced is not None and _has_reversed_loop(traced) and _drops_rules_in_loops()
 
 
@@ -174,15 +170,14 @@ def _drops_rules_in_loops() -> bool:
 
 def marked_function(
     exported: jax.export.Exported, config: Config
-) -> tuple[Callable[[Sequence[Value]], list[Value]] | None, bool]:
+) -> Callable[[Sequence[Value]], list[Value]] | None:
     """The program of an artifact of this process, with the rules of its author marked.
 
-    `None` if the artifact does not know its program, or if that lowers to another module. Also
-    returns whether some rule drops the author's forward pass.
+    `None` if the artifact does not know its program, or if that lowers to another module.
     """
     traced = exported_program(exported)
     if traced is None or exported.nr_devices > 1:
-        return None, False
+        return None
     own = _program(exported, config)
     platform = own.platforms[own.platform_index() if own.takes_platform_index else 0]
     several = len(gather_modes(traced)) > 1
@@ -192,9 +187,6 @@ def marked_function(
 
     with types_of(exported):
         named, rules = with_named_rules(traced, platform, chosen)
-        if not rules:
-            return flat_function(exported, own), False
-        drops_forward = any(rule.drops_forward for rule in rules.values())
         again = jax.export.export(
             jax.jit(lambda *values: eval_closed(named, values)),
             platforms=exported.platforms,
@@ -202,8 +194,8 @@ def marked_function(
         )(*exported.in_avals)
     program = _program(again, config)
     if difference(_form(again, program), _form(exported, own)) is not None:
-        return None, drops_forward
-    return flat_function(again, _with_rules(program, rules)), drops_forward
+        return None
+    return flat_function(again, dataclasses.replace(program, rules=rules))
 
 
 def _program(exported: jax.export.Exported, config: Config) -> Program:
@@ -341,12 +333,9 @@ class AuthorRule:
         assert self.derivative is not None
         program, rules = with_named_rules(self.derivative, self.platform)
         lowered = _lowered(program, self.platform)
-        return dataclasses.replace(lowered, program=_with_rules(lowered.program, rules))
-
-
-def _with_rules(program: Program, rules: Mapping[str, AuthorRule]) -> Program:
-    calls = {name: rule.call for name, rule in rules.items()}
-    return dataclasses.replace(program, rules=calls)
+        return dataclasses.replace(
+            lowered, program=dataclasses.replace(lowered.program, rules=rules)
+        )
 
 
 def _lowered(program: ClosedJaxpr, platform: str) -> Lowered:

@@ -529,41 +529,6 @@ def test_a_rule_in_a_gradient_that_is_that_of_autodiff(is_stored: bool) -> None:
         np.testing.assert_allclose(*twice, rtol=1e-4, atol=1e-5)
 
 
-@jax.custom_jvp
-def norm(x: Any) -> Any:
-    return jnp.sqrt(jnp.sum(x**2))
-
-
-@norm.defjvp
-def _norm(x: Any, t: Any) -> Any:
-    result = norm(*x)
-    return result, jnp.vdot(x[0], t[0]) / jnp.where(result == 0, 1.0, result)
-
-
-@pytest.mark.parametrize("at", [X, jnp.zeros(5)])
-def test_rules_of_this_process_keep_forward_mode(at: jax.Array) -> None:
-    """Each is a rule of its own, also where the derivative of the whole program is known."""
-
-    def f(x: Any) -> Any:
-        return norm(x) * jnp.sin(x) + norm(2 * x) * seven(x)
-
-    module = invert.from_exported(jax.export.export(jax.jit(f))(X))
-    assert module.report.gradients[-1].endswith("agrees with autodiff")
-    assert "custom_vjp" not in module.source
-    for either in (module, module.model):
-        for derivative in (jax.jacfwd, jax.jacrev, jax.hessian):
-            found, wanted = (jax.jit(derivative(g))(at) for g in (either, f))
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_the_report_says_that_a_forward_pass_is_dropped() -> None:
-    plain = jax.custom_vjp(lambda x: 2 * x)
-    plain.defvjp(lambda x: (2 * x, None), lambda _, dy: (-dy,))
-    exported = jax.export.export(jax.jit(lambda x: jnp.tanh(plain(x))))(X)
-    (told,) = invert.from_exported(exported).report.gradients
-    assert "kept as" in told and "without the forward pass of its author" in told
-
-
 @pytest.mark.parametrize("name", ["stop_gradient", "promises", "nothing recomputed"])
 def test_changes_that_suffice_for_second_derivatives(name: str) -> None:
     f, args, message = PROGRAMS[name]

@@ -169,9 +169,8 @@ def test_a_step_needs_no_rule(name: str, is_live: bool) -> None:
         exported = jax.export.deserialize(exported.serialize(vjp_order=1))
     module = invert.from_exported(exported)
     found = module.report.gradients
-    if is_live:  # it is not compared if all rules are JAX's own; the stops are rules of their own
-        told = told.replace(", with stop_gradient put back", "")
-    assert all(m.endswith(told) for m in found[-1:]) and (found or is_live)
+    # An artifact of this process whose rules are all JAX's own is not compared.
+    assert all(m.endswith(told) for m in found) and (found or is_live)
     assert "custom_vjp" not in module.source and "custom_jvp" not in module.source
     _check(module, step, args)
 

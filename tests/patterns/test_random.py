@@ -325,7 +325,8 @@ def test_exported_draws_are_calls_of_jax_random(fn, shape, typed):
     assert module.report.certificate.kind == "exact"
     found = collections.Counter(e.primitive.name for e in equations(module.jaxpr))
     assert found["random_bits"] == 1 and not found["threefry2x32"] and not found["iota"]
-    assert "jax.random." in module.source and "enable_x64" not in module.source
+    text, _, _ = module.source.partition("\ndef load(")
+    assert "jax.random." in text and "enable_x64" not in text
     for n in (4,) if shape[0] == "4" else (1, 2, 7):
         x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
         want = exported.call(x, make(n))

@@ -179,9 +179,7 @@ def _rules_of(exported: Exported, op: TfObject, around: Graph) -> TfGradient | N
     types = [t.dtype.as_numpy_dtype for t in op.outputs]
     if types != [a.dtype for a in (*exported.out_avals, *exported.in_avals)]:
         return None
-    if not differs_from_autodiff(exported):
-        return None
-    instead, _ = marked_function(exported, around.config)
+    instead = marked_function(exported, around.config) if differs_from_autodiff(exported) else None
     if instead is None:
         return None
     return TfGradient(op.name, len(exported.out_avals), instead=instead)
