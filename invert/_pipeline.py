@@ -15,12 +15,13 @@ from invert import patterns
 from invert._certificate import Certificate
 from invert._config import Config
 from invert._entry import EntryPoint, traced
-from invert._errors import nested_too_deep
+from invert._errors import nested_too_deep, optional_step
 from invert._opaque import platform_of
 from invert._private.collection import collected_rarely
 from invert._private.jax import close_like, eval_jaxpr, open_jaxpr, trace_closed
 from invert._report import Report
 from invert._verify import after_change, certify
+from invert.gradients.backward_passes import with_own_derivatives
 from invert.gradients.cache import without_rules
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
@@ -80,12 +81,18 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             found, rewrites = _recognize(called, platform, config, defects, entry.name)
             closed = found if called is closed else without_call(found)
             closed = hints.merge_broadcasts(closed)
+        again = functools.partial(_again, platform=platform, config=config, defects=defects)
         with stage("gradients", "comparing gradients"):
+            found = closed
+            if not entry.outside:  # TensorFlow's gradients are other programs than JAX's
+                step = "the search for backward passes"
+                closed = optional_step(step, defects, with_own_derivatives, closed, again) or closed
             settle = GradientResolver(
                 lambda gradient: _recognize(gradient, platform, config, defects)[0],
                 config,
                 platform,
                 x64=x64,
+                knows_updates=closed is not found,
             )
             closed = renewed(meshes.checked(settle(closed)))
             if entry.promises_bounds:
@@ -123,6 +130,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         names,
         reverse_only=tuple(str(o) for o in settle.outcomes if o.kind == "custom_vjp"),
         settled=settled,
+        recognized=again,
     )
     if config.optimize == "none":
         return program
@@ -217,10 +225,24 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
         return open_jaxpr(_recognize(jaxpr, platform, loops, [])[0])
 
 
+def _again(jaxpr: Jaxpr, platform: str, config: Config, defects: list[str]) -> Jaxpr:
+    """Recover the library functions of a part of a recovered program."""
+    return _recognize(jaxpr, platform, config, defects, named=True)[0]
+
+
 def _recognize(
-    closed: J, platform: str, config: Config, defects: list[str], name: str = ""
+    closed: J,
+    platform: str,
+    config: Config,
+    defects: list[str],
+    name: str = "",
+    *,
+    named: bool = False,
 ) -> tuple[J, Mapping[str, int]]:
-    """Apply the enabled patterns; with a name, report progress."""
+    """Apply the enabled patterns; with a name, report progress.
+
+    `named` says that primitives are known to be those of the author, without hints that name them.
+    """
     stages = patterns.selected(config.patterns, config.disabled_patterns)
     if config.extra_patterns:
         stages = (*stages, Stage(tuple(config.extra_patterns)))
@@ -234,7 +256,7 @@ def _recognize(
         x64=bool(wide),
         # Counters of random bits have 64 bits in every session.
         x64_first=bool(wide - {np.dtype(np.uint64)}),
-        named=hints.names_primitives(closed),
+        named=named or hints.names_primitives(closed),
         defects=defects,
     )
     for number in range(len(stages)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import jax
@@ -174,8 +174,9 @@ class _Variant:
     promises: bool = False
     expands: bool = False
 
-    def promising(self) -> _Variant:
-        return dataclasses.replace(self, region=self.region.promising(), promises=True)
+    def promising(self, chosen: Iterable[Eqn]) -> _Variant:
+        region = self.region.promising(chosen)
+        return dataclasses.replace(self, region=region, promises=True)
 
     def expanding(self) -> _Variant | None:
         """The variant without the rules of functions in loops, if there are any.
@@ -206,6 +207,8 @@ class GradientResolver:
     - `x64`: whether the program holds values of 64 bits.
     - `order`: 1, or 2 for the gradient functions inside a gradient function.
     - `itself`: for order 2, finds calls of the function whose gradient this is.
+    - `knows_updates`: whether the updates are those of the program's own derivatives, as JAX traces
+        them, so that only lookups may promise more.
 
     **Attributes:**
 
@@ -219,6 +222,7 @@ class GradientResolver:
     x64: bool
     order: int = 1
     itself: Pattern | None = None
+    knows_updates: bool = False
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     cache: GradientCache = dataclasses.field(default_factory=GradientCache)
 
@@ -324,7 +328,11 @@ class GradientResolver:
             # The derivative of a maximum compares it with the numbers.
             found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
         found += [e for v in found if (e := v.expanding()) is not None]
-        promising = [v.promising() for v in found if v.region.undecided]
+        promising: list[_Variant] = []
+        for variant in found:
+            forward = variant.region.forward
+            chosen = clipping(forward) if self.knows_updates else variant.region.undecided
+            promising += [variant.promising(chosen)] if chosen else []
         return [*promising, *found] if adds_without_clipping(raw) else [*found, *promising]
 
     def _as_autodiff(self, variant: _Variant, how: str = "") -> Rule | None:

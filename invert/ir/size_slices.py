@@ -35,13 +35,20 @@ def with_slices(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _may_be(eqn: Eqn) -> bool:
-    """Return whether an equation gathers from an array with open sizes, or slices it."""
+    """Return whether an equation gathers from an array with open sizes, or slices it.
+
+    Indices fill what is out of bounds along an axis of known size only if the author asked for it,
+    as by `jnp.take`.
+    """
     if eqn.primitive.name == "dynamic_slice":
         return any(map(is_open, eqn.invars[0].aval.shape))
     if eqn.primitive.name != "gather":
         return False
-    sizes = (*eqn.invars[0].aval.shape, *eqn.params["slice_sizes"])
     numbers = eqn.params["dimension_numbers"]
+    shape, lengths = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    indexed = [n for i in numbers.start_index_map for n in (shape[i], lengths[i])]
+    fills = eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    sizes = indexed if fills else (*shape, *lengths)
     return any(map(is_open, sizes)) and not numbers.operand_batching_dims
 
 

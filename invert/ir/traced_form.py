@@ -50,7 +50,7 @@ from invert.ir.closed_over import (
     with_each_operand_once,
     with_numbers_inside,
 )
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
     broadcast_in_place_of,
@@ -60,6 +60,7 @@ from invert.ir.jaxprs import (
     is_wide,
     map_equations,
     map_jaxprs,
+    names_in,
     variables_read,
     with_equations,
     with_inlined,
@@ -89,7 +90,12 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.ir.unit_axes import only_unit_axes, with_kept_axes, with_late_axes
+from invert.ir.unit_axes import (
+    only_unit_axes,
+    with_axes_after_numbers,
+    with_kept_axes,
+    with_late_axes,
+)
 
 _A = TypeVar("_A", bound=Atom)
 
@@ -123,11 +129,79 @@ def _normalized(closed: J, depth: int) -> J | None:
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
-    simple = merged(map_jaxprs(strong(closed), _sliced))
+    narrow = strong(closed)
+    if "add_any" in names_in(open_jaxpr(narrow)):  # it holds derivatives
+        axes = map_equations(narrow, _as_change_of_axes)
+        narrow = strong(map_jaxprs(axes, with_axes_after_numbers))
+    simple = merged(map_jaxprs(narrow, _sliced))
     once = with_each_operand_once(simple)
     # Equal constants, such as those of a call that is written twice, are one operand only now.
     new = map_jaxprs(once if once is simple else merged(once), one)
+    new = map_jaxprs(new, lambda jaxpr: _with_ordered_rows(_with_ordered_sums(jaxpr)))
     return None if new is closed else new
+
+
+def _as_change_of_axes(eqn: Eqn) -> Eqn:
+    """As `_with_axes_as_such`; a sum over axes of size one, as of a derivative, is a squeeze."""
+    if eqn.primitive.name != "reduce_sum":
+        return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
+    (x,), axes = eqn.invars, eqn.params["axes"]
+    if not axes or any(x.aval.shape[i] != 1 for i in axes):
+        return eqn
+    return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": tuple(axes)})
+
+
+def _with_ordered_rows(jaxpr: Jaxpr) -> Jaxpr:
+    """With the arrays that each loop fills in order of use.
+
+    The derivative of a loop reads what it needs of each step in the order in which it computes.
+    """
+
+    def ordered(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "scan":
+            return eqn
+        body, count = open_jaxpr(eqn.params["jaxpr"]), plain_params(eqn.params)["num_carry"]
+        order = order_of_use(jaxpr, eqn.outvars[count:], through=True)
+        if order == sorted(order):
+            return eqn
+        places = [*range(count), *(count + i for i in order)]
+        inner = body.replace(outvars=[body.outvars[i] for i in places])
+        closed = close_like(eqn.params["jaxpr"], inner)
+        outvars = [eqn.outvars[i] for i in places]
+        return eqn.replace(params={**eqn.params, "jaxpr": closed}, outvars=outvars)
+
+    return with_equations(jaxpr, [ordered(e) for e in jaxpr.eqns])
+
+
+def _with_ordered_sums(jaxpr: Jaxpr) -> Jaxpr:
+    """With the terms of each sum of two derivatives in an order that depends on what they are.
+
+    JAX adds them up in the order in which the value was read. Two terms have the same sum in either
+    order.
+    """
+    if all(e.primitive.name != "add_any" for e in jaxpr.eqns):
+        return jaxpr
+    graph = Graph(jaxpr)
+
+    def levels(atom: Atom) -> list[list[str]]:
+        """The primitives that make a term, and those of their operands, nearest first."""
+        level, found = [atom], list[list[str]]()
+        for _ in range(_LEVELS):
+            made = [graph.producers.get(a) if is_var(a) else None for a in level]
+            found.append(["" if e is None else e.primitive.name for e in made])
+            level = [a for e in made if e is not None for a in e.invars]
+        return found
+
+    def ordered(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "add_any":
+            return eqn
+        return eqn.replace(invars=sorted(eqn.invars, key=levels))
+
+    return with_equations(jaxpr, [ordered(e) for e in jaxpr.eqns])
+
+
+# So many primitives before a term tell it from others; further ones may be spelled in other ways.
+_LEVELS = 4
 
 
 # An expression tried in several places is traced once; calls share their derivative rule.

@@ -217,6 +217,28 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
 
 
+def with_axes_after_numbers(jaxpr: Jaxpr) -> Jaxpr:
+    """Add unit axes after operations with numbers: `x[:, None] / 8` is `(x / 8)[:, None]`."""
+    if not any(map(added_axes, jaxpr.eqns)):
+        return jaxpr
+    narrow: dict[Atom, Eqn] = {}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        if added_axes(eqn):
+            narrow[eqn.outvars[0]] = eqn
+        elif eqn.primitive.name in _MOVED and len(eqn.outvars) == 1:
+            arrays = [a for a in eqn.invars if a.aval.shape]
+            if len(arrays) == 1 and is_var(arrays[0]) and (added := narrow.get(arrays[0])):
+                (x,), (out,) = added.invars, eqn.outvars
+                own = Var(ShapedArray(tuple(x.aval.shape), out.aval.dtype))
+                operands = [x if a is arrays[0] else a for a in eqn.invars]
+                eqns.append(eqn.replace(invars=operands, outvars=[own]))
+                dims = added.params["broadcast_dimensions"]
+                eqn = narrow[out] = broadcast_in_place_of(eqn, own, out, dims)
+        eqns.append(eqn)
+    return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
 def _inner(eqn: Eqn, narrow: Mapping[Var, Var]) -> list[Atom] | None:
     """The operands without axes added to all of them, if there are any."""
     if not any(map(is_var, eqn.invars)) or len(eqn.outvars) != 1:

@@ -115,4 +115,5 @@ def _recovered(
             if fixed
             else with_empty_results(function.entry, open_jaxpr(stage.jaxpr), held_count)
         ),
+        recognized=stage.recognized,
     )

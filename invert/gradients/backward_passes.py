@@ -1,0 +1,392 @@
+"""Finds the backward passes of a program: derivatives that it computes of one of its own numbers.
+
+A step of training that was exported holds its loss, and the equations of its gradients. For each
+number that may be a loss, JAX differentiates the equations that compute it. Where the derivatives
+are values of the program, both become one equation (`invert.ir.value_and_grad`). Values alone are
+compared, after lowering: what it hides, such as where derivatives stop, comes from the functions of
+the library that the loss calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from invert._errors import InvertError, only_refusals
+from invert._private.jax import (
+    REFUSALS,
+    close_like,
+    constants_as_arguments,
+    consts_of,
+    dce,
+    eval_closed,
+    eval_jaxpr,
+    open_jaxpr,
+    plain_params,
+    rename,
+    trace_closed,
+)
+from invert.gradients.cache import without_rules
+from invert.gradients.settle import plain
+from invert.ir import kinds, traced_form
+from invert.ir.avals import is_differentiable, type_of
+from invert.ir.gradient_marker import custom_gradient_p, parts
+from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.jaxprs import (
+    map_equations,
+    map_jaxprs,
+    names_in,
+    variables_read,
+    with_equations,
+    with_inlined,
+)
+from invert.ir.lookups import clipping, with_promised_bounds
+from invert.ir.loops import ScanParts
+from invert.ir.lowered_form import lowered_form
+from invert.ir.merging import merge_equations
+from invert.ir.order import postorder
+from invert.ir.passes import Made, rewritten
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
+from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
+
+Recognize = Callable[[Jaxpr], Jaxpr]
+
+# How many numbers of a program are looked at, and how many are differentiated and compared.
+_MOST_NUMBERS, _MOST_TRIED = 32, 4
+# A loss of fewer equations is as short as its derivative.
+_FEWEST = 3
+# At most this many values are returned beside a loss, such as its parts and new statistics.
+_MOST_OTHERS = 8
+
+
+def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJaxpr:
+    """The program with each backward pass as JAX traces it for the loss.
+
+    Values are the same. What lowering hides in a derivative comes back: where it stops, and that
+    updates out of bounds are dropped.
+    """
+    constants = consts_of(closed)
+    if (found := with_gradients(constants_as_arguments(open_jaxpr(closed)), recognize)) is None:
+        return closed
+    traced = expanded(found)
+    if value_and_grad_p.name in names_in(traced):
+        return closed  # it holds an array
+    if not constants:
+        return close_like(closed, traced)
+    types = [v.aval for v in traced.invars[len(constants) :]]
+    return trace_closed(lambda *values: eval_jaxpr(traced, [*constants, *values]), *types)
+
+
+def expanded(program: Jaxpr) -> Jaxpr:
+    """A program with the equations of its backward passes, as JAX traces them."""
+    return with_inlined(program, _traced)
+
+
+def _traced(eqn: Eqn) -> ClosedJaxpr | None:
+    if eqn.primitive is not value_and_grad_p:
+        return None
+    run = value_and_grad(eqn.params["jaxpr"], eqn.params["count"])
+    return trace_closed(run, *map(type_of, eqn.invars))
+
+
+def with_gradients(
+    program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool] = lambda derived: True
+) -> Jaxpr | None:
+    """The program with its backward passes as equations of `value_and_grad`; `None` without any.
+
+    **Arguments:**
+
+    - `recognize`: recovers library functions, of which the derivative left parts.
+    - `fits`: whether a result may be used.
+    """
+    found: Jaxpr | None = None
+    for number in _numbers(program)[:_MOST_TRIED]:
+        graph = Graph(found or program)
+        if number in graph.producers:
+            search = _Search(graph, number, graph.needed([number])[0], recognize, fits)
+            found = search.run() or found
+    return found
+
+
+def _numbers(program: Jaxpr) -> list[Var]:
+    """The numbers that may be a loss, those of fewest equations first, and results before others.
+
+    What comes of its derivatives takes more equations than a loss does. Others are numbers that
+    make a result, such as a loss before it is scaled.
+    """
+    graph = Graph(program)
+    markers = graph.by_primitive.get(custom_gradient_p.name, ())
+    ends = [*program.outvars, *(v for e in markers for v in parts(e)[0])]
+    results = [v for v in dict.fromkeys(filter(is_var, ends)) if _may_be_loss(v, graph)]
+    before = dict.fromkeys(a for v in results for a in graph.producers[v].invars if is_var(a))
+    others = [a for a in before if a not in results and _may_be_loss(a, graph)]
+    size = {v: len(graph.needed([v])[0]) for v in (results + others)[:_MOST_NUMBERS]}
+    numbers = [v for v, n in size.items() if n >= _FEWEST]
+    return sorted(numbers, key=lambda v: (v not in results, size[v]))
+
+
+def _may_be_loss(v: Var, graph: Graph) -> bool:
+    made = graph.producers.get(v)
+    computed = made is not None and made.primitive is not custom_gradient_p
+    return computed and v.aval.shape == () and jnp.issubdtype(v.aval.dtype, jnp.floating)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Looks for the derivatives of one number.
+
+    **Arguments:**
+
+    - `needed`: the equations that compute it.
+    """
+
+    graph: Graph
+    number: Var
+    needed: Sequence[Eqn]
+    recognize: Recognize
+    fits: Callable[[Jaxpr], bool]
+
+    def run(self) -> Jaxpr | None:
+        """The program with the number and its derivatives as one equation."""
+        if any(e.primitive is value_and_grad_p for e in self.needed):
+            return None
+        for found in self._with_results([self.number]):
+            others = self._still_used(found)
+            if not others:
+                return found.program
+            if len(others) <= _MOST_OTHERS:
+                whole = next(self._with_results([self.number, *others]), None)
+                return None if whole is None else whole.program
+        return None
+
+    def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
+        count = len(self.graph.eqns)
+        if not self._may_have_derivatives():
+            return
+        for forward in _forwards(self.graph, results, self.recognize):
+            found = _Loss(self.graph, results, forward).replaced()
+            if found is None:
+                continue
+            # The backward pass takes at least as many equations as the loss.
+            gone = count - len(found.program.eqns)
+            if gone >= len(self.needed) and self.fits(found.program):
+                yield found
+
+    def _may_have_derivatives(self) -> bool:
+        """Return whether the program makes anything of the type of what the loss reads."""
+        needed = set(self.needed)
+        read = {
+            _type(a) for e in needed for a in e.invars if is_var(a) and is_differentiable(a.aval)
+        }
+        later = (v for e in self.graph.eqns if e not in needed for v in e.outvars)
+        return any(_type(v) in read for v in later)
+
+    def _still_used(self, found: _Found) -> list[Var]:
+        """What the rest of the program reads of the equations that compute the loss."""
+        moving = {v for e in computed_from(found.moving, self.needed) for v in e.outvars}
+        rest = [e for e in found.program.eqns if moving.isdisjoint(e.outvars)]
+        read = [*(a for e in rest for a in e.invars), *found.program.outvars]
+        return list(dict.fromkeys(a for a in read if is_var(a) and a in moving))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """A program with an equation of `value_and_grad`, which differentiates by `moving`."""
+
+    program: Jaxpr
+    moving: Sequence[Var]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loss:
+    """A number of a program, perhaps with others, and a program that computes them."""
+
+    graph: Graph
+    results: Sequence[Var]
+    forward: ClosedJaxpr
+
+    def replaced(self) -> _Found | None:
+        """The program with the number and its derivatives as one equation."""
+        inner = open_jaxpr(self.forward)
+        read = variables_read(inner)
+        inside = set(self.graph.needed(self.results)[0])
+        later = [v for e in self.graph.eqns if e not in inside for v in e.outvars]
+        types = {_type(v) for v in later}
+        places = [
+            i
+            for i, v in enumerate(inner.invars)
+            if v in read and is_differentiable(v.aval) and _type(v) in types
+        ]
+        types = {_type(inner.invars[i]) for i in places}
+        found = self._derivatives(places, [v for v in later if _type(v) in types])
+        return self._with(found) if found else None
+
+    def _split(self, places: Sequence[int]) -> tuple[list[int], ClosedJaxpr]:
+        """The order of the arguments that are read, those in `places` last; the program in it."""
+        inner = open_jaxpr(self.forward)
+        read = variables_read(inner)
+        order = [i for i, v in enumerate(inner.invars) if v in read and i not in places]
+        order += places
+        body = inner.replace(invars=[inner.invars[i] for i in order])
+        return order, close_like(self.forward, body)
+
+    def _derivatives(
+        self, places: Sequence[int], candidates: Sequence[Var]
+    ) -> dict[int, list[Var]]:
+        """For arguments, the values of the program that are the derivative by each.
+
+        Empty if the forward program computes something else.
+        """
+        if not places:
+            return {}
+        results = [*self.results, *candidates]
+        own = dce(self.graph.jaxpr.replace(outvars=results))
+        order, closed = self._split(places)
+        run = value_and_grad(closed, len(places))
+
+        def both(*values: Value) -> list[Value]:
+            return [*eval_closed(own, values), *run(*(values[i] for i in order))]
+
+        try:
+            with only_refusals():
+                traced = trace_closed(both, *(v.aval for v in own.invars))
+        except (*REFUSALS, LookupError, InvertError):
+            return {}  # a loop without a reverse derivative, or a value that has none
+        numbered = list(open_jaxpr(_numbered(traced)).outvars)
+        count, rest = len(self.results), numbered[len(results) :]
+        if any(a is not b for a, b in zip(numbered[:count], rest[:count], strict=True)):
+            return {}
+        found = {
+            i: [v for v, a in zip(candidates, numbered[count:], strict=False) if a is derivative]
+            for i, derivative in zip(places, rest[count:], strict=True)
+            if is_var(derivative)
+        }
+        return {i: values for i, values in found.items() if values}
+
+    def _with(self, found: dict[int, list[Var]]) -> _Found:
+        jaxpr, places = self.graph.jaxpr, list(found)
+        order, closed = self._split(places)
+        run = functools.partial(value_and_grad_p.bind, jaxpr=closed, count=len(places))
+        (eqn,) = open_jaxpr(trace_closed(run, *(v.aval for v in open_jaxpr(closed).invars))).eqns
+        moving = [jaxpr.invars[i] for i in places]
+        made = [Var(v.aval) for v in (*self.results, *moving)]
+        eqn = eqn.replace(invars=[jaxpr.invars[i] for i in order], outvars=made)
+        names: dict[Var, Atom] = dict(zip(self.results, made, strict=False))
+        for values, derivative in zip(found.values(), made[len(self.results) :], strict=True):
+            names |= dict.fromkeys(values, derivative)
+        renamed = rename(jaxpr, names)
+        place = min(self.graph.index[self.graph.producers[v]] for v in self.results)
+        eqns = [*renamed.eqns[:place], eqn, *renamed.eqns[place:]]
+        return _Found(dce(renamed.replace(eqns=eqns)), moving)
+
+
+def _type(v: Var) -> Hashable:
+    return v.aval.shape, v.aval.dtype
+
+
+def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
+    """Programs of a loss alone, likeliest first: of library functions, and as it is."""
+    alone = dce(graph.jaxpr.replace(outvars=results))
+    types = [v.aval for v in alone.invars]
+    arguments = {*alone.invars}
+    forms = [plain(alone)]
+    if "stop_gradient" in names_in(alone):
+        # Library functions have stops of their own.
+        forms += [_stopping(alone, arguments), alone]
+    if clipped := clipping(forms[0]):
+        # Derivatives of lookups clip indices, too, unless they promise that these are in bounds.
+        forms.insert(0, with_promised_bounds(forms[0], clipped))
+    for form in forms:
+        recognized = recognize(form)
+        inside = _with_broadcasts_inside(recognized)
+        for each in (recognized,) if inside is recognized else (inside, recognized):
+            yield trace_closed(functools.partial(_evaluated, each), *types)
+    yield trace_closed(functools.partial(_evaluated, alone), *types)
+
+
+def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
+    """The program with no stops but those of arguments."""
+
+    def idle(eqn: Eqn) -> Made | None:
+        if eqn.primitive.name != "stop_gradient" or eqn.invars[0] in arguments:
+            return None
+        return [], eqn.invars
+
+    return rewritten(jaxpr, idle)
+
+
+def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
+    return eval_closed(program, values)
+
+
+def _with_broadcasts_inside(jaxpr: Jaxpr) -> Jaxpr:
+    """With the broadcasts that a loop closes over inside of it.
+
+    When JAX differentiates a loop, it takes out of it what no step changes.
+    """
+    graph = Graph(jaxpr)
+    eqns = [_closing_over_operands(e, graph) if _is_scan(e) else e for e in jaxpr.eqns]
+    if all(new is e for new, e in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return dce(with_equations(jaxpr, eqns))
+
+
+def _is_scan(eqn: Eqn) -> bool:
+    return eqn.primitive.name == "scan"
+
+
+def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:
+    """A loop that moves the elements of what it closes over itself."""
+    loop = ScanParts.of(scan)
+    body = open_jaxpr(loop.body)
+    invars, consts, eqns = list(body.invars), list(loop.consts), list[Eqn]()
+    for i, atom in enumerate(consts):
+        made = graph.alone(atom, *kinds.LAYOUT)
+        if made is None or len(made.invars) != 1 or not is_var(made.invars[0]):
+            continue
+        inner = Var(made.invars[0].aval)
+        eqns.append(made.replace(invars=[inner], outvars=[invars[i]]))
+        invars[i], consts[i] = inner, made.invars[0]
+    if not eqns:
+        return scan
+    closed = close_like(loop.body, body.replace(invars=invars, eqns=[*eqns, *body.eqns]))
+    params = {**scan.params, "jaxpr": closed}
+    return scan.replace(invars=[*consts, *loop.init, *loop.xs], params=params)
+
+
+def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The form in which equal values are one variable; derivatives of the program do not matter."""
+    values = map_equations(without_rules(plain(traced_form.strong(closed))), _as_lowered)
+    ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
+    named = map_equations(ordered, lambda e: e.replace(params=plain_params(e.params)))
+    return map_jaxprs(named, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+
+
+def _in_order_of_results(jaxpr: Jaxpr) -> Jaxpr:
+    if jaxpr.effects:
+        return jaxpr
+    graph = Graph(jaxpr)
+    roots = graph.makers(jaxpr.outvars)
+    return with_equations(jaxpr, postorder(roots, lambda e: [*graph.makers(e.invars)]))
+
+
+# What lowers as if bounds were promised: indices are clipped, and updates dropped, in either case.
+_AS_PROMISED = {"gather": GatherScatterMode.CLIP, "scatter": GatherScatterMode.FILL_OR_DROP}
+
+
+def _as_lowered(eqn: Eqn) -> Eqn:
+    kind = eqn.primitive.name.partition("-")[0]
+    if kind not in _AS_PROMISED:
+        return eqn
+    params = dict(eqn.params)
+    if params["mode"] == _AS_PROMISED[kind]:
+        params["mode"] = GatherScatterMode.PROMISE_IN_BOUNDS
+    if (fill := params.get("fill_value")) is not None:
+        # As text, since NaN does not equal itself.
+        params["fill_value"] = str(np.asarray(fill, eqn.outvars[0].aval.dtype))
+    return eqn.replace(params=params)
