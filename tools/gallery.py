@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "orbax": (),
     "torch_stablehlo": (),
     "tf1_graph": (),
+    "training_step": (),
     "newton": (),
 }
 

@@ -63,14 +63,17 @@ from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.recovered import Recovered
 from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
+from invert.gradients.backward_passes import expanded, with_gradients
 from invert.ir import associative_scans, kinds, meshes, traced_form
+from invert.ir.avals import is_differentiable
 from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import map_jaxprs, names_in
+from invert.ir.jaxprs import equations, map_jaxprs, names_in
 from invert.ir.lowered_form import has_too_many_calls
 from invert.ir.narrow_operands import with_shared_broadcasts
 from invert.ir.size_values import with_size_values
 from invert.ir.types import Eqn, Jaxpr, ShapedArray, Var
+from invert.ir.value_and_grad import value_and_grad_p
 from invert.ir.written_form import as_written, without_neutral
 
 # What Keras calls models without a name.
@@ -115,12 +118,8 @@ def emit_methods(
                 "composites",
                 remedy="Use the module itself.",
             )
-    recovered = {
-        name: dataclasses.replace(r, program=_as_written(r.program))
-        for name, r in recovered.items()
-    }
-    if len(recovered) == 1:
-        recovered = {name: _with_constants(r) for name, r in recovered.items()}
+    change = _prepared if len(recovered) > 1 else lambda r: _with_constants(_prepared(r))
+    recovered = {name: _with_gradients(r, change) for name, r in recovered.items()}
     if not any(meshes.has_shards(r.program) for r in recovered.values()):
         return _emit(recovered, title, styles, notes)
     try:
@@ -128,6 +127,44 @@ def emit_methods(
     except EmissionError:
         # JAX marks the operands of some functions as varying along other axes.
         return _emit(_with_checks(recovered, False), title, styles, notes)
+
+
+def _prepared(recovered: Recovered) -> Recovered:
+    return dataclasses.replace(recovered, program=_as_written(recovered.program))
+
+
+def _with_gradients(recovered: Recovered, change: Callable[[Recovered], Recovered]) -> Recovered:
+    """A changed program, also with its backward passes as derivatives of a loss."""
+    changed = change(recovered)
+    if meshes.has_shards(recovered.program):
+        return changed
+    program = recovered.program
+    with jax.enable_x64(recovered.x64):
+        derived = optional_step(
+            "the search for backward passes",
+            [],
+            with_gradients,
+            program,
+            recovered.recognized,
+            lambda derived: traced_form.difference(expanded(derived), program) is None,
+        )
+    if derived is None:
+        return changed
+    other = change(dataclasses.replace(recovered, program=derived))
+    pairs = zip(changed.constants, other.constants, strict=False)
+    if len(changed.constants) != len(other.constants) or any(a is not b for a, b in pairs):
+        return changed
+    # The form of the text must not change the derivative.
+    whole = change(dataclasses.replace(recovered, program=expanded(derived))).program
+    if traced_form.difference(whole, _as_written(expanded(other.program))) is not None:
+        return changed
+    return dataclasses.replace(changed, derived=other.program)
+
+
+def _expanded(program: Jaxpr) -> Jaxpr:
+    """A program with its backward passes, without neutral numbers, as `as_written` leaves it."""
+    whole = expanded(program)
+    return program if whole is program else map_jaxprs(whole, without_neutral)
 
 
 def _with_constants(recovered: Recovered) -> Recovered:
@@ -158,6 +195,14 @@ def _emit(
     if styles != checks:
         forms[:0] = [_Form(styles), _Form(styles, outlined=False)]
     forms.append(_Form(checks, False, False, False, plain=True))
+    derived = {
+        name: r if r.derived is None else dataclasses.replace(r, program=r.derived)
+        for name, r in recovered.items()
+    }
+    if any(r.derived is not None for r in recovered.values()):
+        alone = _Form(styles, False, False, False)
+        written = (_Form(styles), _Form(styles, outlined=False), alone)
+        forms[:0] = [dataclasses.replace(form, gradients=True) for form in written]
     parted = stacked = False
     while forms:
         form = forms.pop(0)
@@ -165,7 +210,7 @@ def _emit(
             continue  # it has been tried
         if form.layers and not form.stacks and not stacked:
             continue  # so has it without stacks
-        variant = _Variant(recovered, title, form)
+        variant = _Variant(derived if form.gradients else recovered, title, form)
         emission = None
         try:
             # All programs can be written in the last form, so a failure there is an error.
@@ -259,6 +304,7 @@ class _Form:
     - `outlined`: whether parts that are computed several times are written once.
     - `plain`: as for `Writer`.
     - `every_size`: as `every` for `give_sizes`.
+    - `gradients`: whether backward passes are derivatives of a loss.
     - `stacks`: whether the steps of loops over stacked parameters are layers, and whether bodies of
         loops call layers of the program around them.
     """
@@ -270,8 +316,11 @@ class _Form:
     plain: bool = False
     every_size: bool = False
     stacks: bool = True
+    gradients: bool = False
 
     def __str__(self) -> str:
+        if self.gradients:
+            return "derivatives of a loss"
         if self.layers:
             return "classes"
         return "one class, in plain lax" if self.plain else "one class"
@@ -280,7 +329,12 @@ class _Form:
 class _Variant:
     """One attempt to write the programs, in one form."""
 
-    def __init__(self, recovered: Mapping[str, Recovered], title: str, form: _Form):
+    def __init__(
+        self,
+        recovered: Mapping[str, Recovered],
+        title: str,
+        form: _Form,
+    ):
         self.recovered, self.title, self.form = recovered, title, form
         self.styles = form.styles
         self.parts: list[copies.Part] = []
@@ -456,6 +510,7 @@ class _Variant:
             made = Outermost(namespace, main.name, leaves, values, held, weights)
             try:
                 for name, r in self.recovered.items():
+                    r = dataclasses.replace(r, program=_expanded(r.program))
                     made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])
             except EmissionError as error:
                 if not i:
@@ -651,8 +706,12 @@ def _tidy(recovered: Recovered) -> Jaxpr:
     strong = map_jaxprs(traced_form.strong(program), with_shared_broadcasts)
     graph = Graph(strong)
     masks = shared_values(graph, set(graph.jaxpr.invars[: recovered.held_count]))
+    losses = (e for e in equations(strong) if e.primitive is value_and_grad_p)
+    differentiated = {e for loss in losses for e in equations(open_jaxpr(loss.params["jaxpr"]))}
 
     def within(eqn: Eqn) -> Hashable:
+        if eqn in differentiated and any(is_differentiable(v.aval) for v in eqn.outvars):
+            return id(eqn)  # the derivatives of two equal values are added up separately
         if not masks.isdisjoint(eqn.outvars):
             return _SHARED, rows_of(eqn)
         if not any(map(is_var, eqn.invars)):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr
 from invert.emission import meshes
-from invert.emission.expressions import control_flow, copies, helpers, literals
+from invert.emission.expressions import control_flow, copies, derivatives, helpers, literals
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.render import render
@@ -35,6 +35,7 @@ from invert.ir.composite import attributes_of, body_of, composite
 from invert.ir.sizes import dimensions
 from invert.ir.traced_form import difference
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Var
+from invert.ir.value_and_grad import value_and_grad_p
 
 # The dimensions in the strings of annotations are not names of Python.
 _HEADER = "# ruff: noqa: F722, F821\n"
@@ -61,6 +62,8 @@ class File(Writer):
 
     def structured(self, body: Body, eqn: Eqn) -> Placed | None:
         placed = self.layer(body, eqn)
+        if placed is None and eqn.primitive is value_and_grad_p:
+            placed = derivatives.value_and_grad(self, body, eqn)
         return placed if placed is not None else control_flow.structured(self, body, eqn)
 
     def function(

@@ -79,6 +79,8 @@ class Placed:
     - `flows`, `pattern`, `repeat`: as for `Statement`.
     - `starts`: whether it is only what a loop starts with, and inlined there however long.
     - `covered`: ids of the other equations that it stands for.
+    - `trees`: tokens of more results, trees of arrays, named by the last of the hints. They are
+        numbered in the pattern after the results of the equation.
     """
 
     expression: ast.expr
@@ -90,6 +92,7 @@ class Placed:
     repeat: Repeat | None = None
     starts: bool = False
     covered: frozenset[int] = frozenset()
+    trees: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +197,8 @@ class Body:
         # Values with one user, until that user is written.
         self._waiting: dict[str, tuple[ast.expr, int, Statement]] = {}
         self._uses: dict[Atom, int] = {}
+        # The sums of derivatives depend on the order in which a value is read.
+        self._in_order = writer.prover.differentiates
         # Transposed arrays, such as the inputs of loops.
         self._transposed: set[str] = set()
         self._place_of: dict[int, int] = {id(e): i for i, e in enumerate(self.graph.eqns)}
@@ -383,6 +388,8 @@ class Body:
             for token in syntax.tokens_in(placed.expression):
                 if token in self._waiting and _ends_line(self._waiting[token][2]):
                     self._settle(token)
+        if self._in_order:
+            self._settle_out_of_order(eqn, placed)
         held = {t for function in placed.functions for t in function.free()}
         value, width, inside = self._filled(
             placed.expression,
@@ -426,10 +433,11 @@ class Body:
         for token in syntax.tokens_in(placed.expression) if placed.flows else ():
             if dimension_of(token) is None:
                 heirs += inside[token].heirs if token in inside else [token]
+        own = [None if v is None or self.token(v) in self.given else self.token(v) for v in outs]
         statement = Statement(
-            [None if v is None else self.token(v) for v in outs],
+            [*own, *placed.trees],
             value,
-            hints,
+            [*hints, *placed.hints[len(hints) :]],
             [None if v is None else self.type_of(v) for v in outs],
             self._flows(eqn, placed, atoms),
             placed.functions,
@@ -445,6 +453,9 @@ class Body:
         if (own := self._first_shared(eqn, placed)) is not None:
             reads.append(own)
         statement.reads = min(reads, default=None)
+        if self._in_order:
+            statement.uses = [use for s in inside.values() for use in s.uses]
+            statement.uses += self._shared_uses(eqn, placed)
         called = [s.place for s in inside.values() if s.calls]
         last_of_several = statement.passes and _is_counted(hints[0])
         if called and self._is_known_by_scope(eqn, placed, hints):
@@ -458,7 +469,31 @@ class Body:
             statement.place, statement.calls = min([*called, statement.place]), True
         elif reads:
             statement.place = min(reads)
+        if statement.uses:
+            statement.place = min(k for _, k in statement.uses)
         return statement
+
+    def _settle_out_of_order(self, eqn: Eqn, placed: Placed) -> None:
+        """Write what would be evaluated after an equation that reads the same value later."""
+        operands = [t for t in syntax.tokens_in(placed.expression) if t in self._waiting]
+        uses = [use for t in operands for use in self._waiting[t][2].uses]
+        uses += self._shared_uses(eqn, placed)
+        last: dict[Var, int] = {}
+        in_order = True
+        for v, k in uses:
+            in_order = in_order and last.get(v, -1) <= k
+            last[v] = k
+        for token in list(self._waiting):
+            inside = token in operands
+            if not in_order if inside else any(v in last for v, _ in self._waiting[token][2].uses):
+                self._settle(token)
+
+    def _shared_uses(self, eqn: Eqn, placed: Placed) -> list[tuple[Var, int]]:
+        """The values that an equation and others read, with the numbers of the reads."""
+        eqns = self.graph.eqns
+        places = sorted(self._place_of[i] for i in {*placed.covered, id(eqn)})
+        atoms = ((a, k) for k in places for a in eqns[k].invars)
+        return [(a, k) for a, k in atoms if is_var(a) and self._uses.get(a, 0) > 1]
 
     def _first_shared(self, eqn: Eqn, placed: Placed) -> int | None:
         """The number of the first equation that reads a value which others read too.

@@ -70,7 +70,7 @@ def constants_of(closed: ClosedJaxpr | Jaxpr) -> dict[Var, ast.expr]:
     }
 
 
-def _read(outer: Body, atom: Atom) -> ast.expr:
+def read_by(outer: Body, atom: Atom) -> ast.expr:
     """An atom of the outer body, as read by a function inside it."""
     if isinstance(atom, Literal):
         return outer.literal(atom)
@@ -107,7 +107,7 @@ def local(
     """
     jaxpr = open_jaxpr(closed)
     given = constants_of(closed)
-    given |= {v: _read(outer, a) for v, a in zip(jaxpr.invars, operands, strict=False)}
+    given |= {v: read_by(outer, a) for v, a in zip(jaxpr.invars, operands, strict=False)}
     names: dict[Atom, str] = {
         v: outer.names[a]
         for i, (v, a) in enumerate(zip(jaxpr.invars, [*operands, *starts], strict=False))

@@ -141,6 +141,12 @@ class _Finder:
                 return None
             if is_weak(result[0]) != is_weak(eqn.outvars[0]):
                 return None
+            steps = sorted(inside, key=lambda e: self.graph.index[e])
+            target = self.graph.jaxpr.replace(
+                constvars=[], invars=variables, outvars=eqn.outvars, eqns=steps
+            )
+            if not prover.derives_alike(template, target):
+                return None
         return covered
 
     def _shared(self, inside: Set[Eqn], last: Eqn, leaves: Set[Var]) -> Set[Eqn]:

@@ -621,6 +621,13 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     value = eqn.params["fill_value"]
     fills = [{}] if value is None else [{}, {"fill_value": literals.value(value)}]
     single = batch > 0 and len(column.aval.shape) == batch + 1
+    if not batch and len(axes) == 1 and column.aval.shape == (1,):
+        filled = graph.filling(column)
+        if filled is not None:
+            where = {"axis": one_axis(axes[0], len(table.aval.shape))}
+            for given in fills if mode is None else [*fills, {"mode": number(mode)}]:
+                index = number(int(filled.val))
+                yield Proposal(call("jnp.take", placeholder(), index, **where, **given), (table,))
     for indices in _indices(graph, column):
         variables = list(dict.fromkeys((table, *indices)))
         if len(indices) != len(axes) or len(variables) > len(LETTERS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -15,17 +16,34 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, only_refusals, optional_step
-from invert._private.jax import REFUSALS, consts_of, mesh_of_now, open_jaxpr, trace_closed
+from invert._private.jax import (
+    REFUSALS,
+    consts_of,
+    eval_closed,
+    mesh_of_now,
+    open_jaxpr,
+    trace_closed,
+)
 from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
-from invert.ir.avals import is_weak
+from invert.ir.avals import is_differentiable, is_weak
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import equations, is_wide, map_jaxprs
 from invert.ir.merging import program_key
 from invert.ir.sizes import DimSize
-from invert.ir.types import Aval, ClosedJaxpr, Eqn, JaxFunction, Jaxpr, Literal, Var
+from invert.ir.types import (
+    AnyJaxpr,
+    Aval,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
 from invert.ir.written_form import without_neutral
 
 # The modules that emitted text may use, and the functions that it may hold copies of.
@@ -53,15 +71,30 @@ class Prover:
     - `dimensions`: the open dimensions of the program.
     - `chosen`: the number of the form that was chosen for an equation, by its signature.
     - `defects`: receives a line for each expression that was left out because of a defect.
+
+    **Attributes:**
+
+    - `differentiates`: whether the text differentiates what is proved, so that derivatives have to
+        be equal in the order of their operations, too.
     """
 
     settings: tuple[bool, ...] = (True, False)
     dimensions: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     chosen: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     defects: list[str] = dataclasses.field(default_factory=list)
+    differentiates: bool = False
     _traced: dict[Hashable, _Traced | None] = dataclasses.field(default_factory=dict)
     _proved: dict[Hashable, tuple[bool, ClosedJaxpr]] = dataclasses.field(default_factory=dict)
     _graphs: dict[int, tuple[ClosedJaxpr, Graph]] = dataclasses.field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def of_derivatives(self) -> Iterator[None]:
+        """Proves expressions of functions that the text differentiates."""
+        outer, self.differentiates = self.differentiates, True
+        try:
+            yield
+        finally:
+            self.differentiates = outer
 
     def graph(self, traced: ClosedJaxpr) -> Graph:
         """The use-def maps of a traced expression, made once."""
@@ -136,13 +169,19 @@ class Prover:
                 return False
         return True
 
+    def derives_alike(self, traced: ClosedJaxpr, target: Jaxpr) -> bool:
+        """Return whether equal programs have equal derivatives, where the text takes these."""
+        if not self.differentiates:
+            return True
+        return _are_one(_derivative(traced), _derivative(target))
+
     def _proves(self, traced: ClosedJaxpr, target: Jaxpr) -> bool:
         """As `_are_one`; equal programs are compared with an expression once."""
-        key = id(traced), program_key(target)
+        key = (id(traced), self.differentiates), program_key(target)
         if key in self._proved:
             return self._proved[key][0]
         try:
-            same = _are_one(traced, target)
+            same = _are_one(traced, target) and self.derives_alike(traced, target)
         except EmissionError:  # a rule that cannot be compared
             same = False
         if key[1] is not None:
@@ -150,12 +189,40 @@ class Prover:
         return same
 
 
-def _are_one(traced: ClosedJaxpr, target: Jaxpr) -> bool:
+def _are_one(traced: AnyJaxpr, target: AnyJaxpr) -> bool:
     """Return whether an expression is a program without neutral numbers; see `as_written`."""
     if traced_form.difference(traced, target) is None:
         return True
     simple = map_jaxprs(traced, without_neutral)
     return simple is not traced and traced_form.difference(simple, target) is None
+
+
+def _derivative(program: AnyJaxpr) -> AnyJaxpr:
+    """The reverse derivative of a program; itself if it has none."""
+    jaxpr = open_jaxpr(program)
+    moving = [i for i, v in enumerate(jaxpr.invars) if is_differentiable(v.aval)]
+    ends = [i for i, v in enumerate(jaxpr.outvars) if is_differentiable(v.aval)]
+    if not moving or not ends:
+        return program
+    types = [v.aval for v in jaxpr.invars]
+
+    def run(*values: Value) -> Sequence[Value]:
+        operands, cotangents = list(values[: len(types)]), values[len(types) :]
+
+        def of(*changed: Value) -> list[Value]:
+            for i, value in zip(moving, changed, strict=True):
+                operands[i] = value
+            results = eval_closed(program, operands)
+            return [results[i] for i in ends]
+
+        _, pull = jax.vjp(of, *(operands[i] for i in moving))
+        return pull(list(cotangents))
+
+    try:
+        with only_refusals():
+            return trace_closed(run, *types, *(jaxpr.outvars[i].aval for i in ends))
+    except REFUSALS:
+        return program
 
 
 def _same_types(traced: ClosedJaxpr, outs: Sequence[Var]) -> bool:

@@ -41,7 +41,7 @@ class _Renderer:
     """Names the tokens of one function."""
 
     def __init__(self, function: FunctionText, outer: Mapping[str, str], taken: set[str]):
-        self.function, self.taken = function, taken
+        self.function, self.outer, self.taken = function, outer, taken
         self.captured = {t: outer[t] for t in function.free() if t in outer}
         taken = taken | set(self.captured.values()) | set(function.first)
         self.names = Names(taken, function.layers)
@@ -84,6 +84,8 @@ class _Renderer:
         function, names = self.function, self.names
         if isinstance(parameter, str):
             unused = parameter not in self.last and not function.annotations
+            # A function of a part of what is around it calls this part the same.
+            hint = self.outer.get(parameter, hint)
             name = self.given[parameter] = names.new(f"_{hint}" if unused else hint)
             return syntax.argument(name, function.annotations.get(parameter))
         if not parameter:

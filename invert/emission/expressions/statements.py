@@ -11,6 +11,7 @@ import numpy as np
 
 from invert.emission.python import syntax
 from invert.emission.sizes.expressions import dimension_of
+from invert.ir.types import Var
 
 # A parameter of a function: a token, or a tuple of tokens that the first line unpacks.
 Parameter = str | tuple[str, ...]
@@ -72,6 +73,8 @@ class Statement:
     - `calls`: whether it calls a layer.
     - `passes`: whether its value is the result of a layer and named only after it.
     - `reads`: the number of the first equation in it that reads a value which others read too.
+    - `uses`: the values that others read too, each with the numbers of the equations that read it,
+        in the order of evaluation.
     """
 
     targets: Sequence[str | None]
@@ -87,6 +90,7 @@ class Statement:
     calls: bool = False
     passes: bool = False
     reads: int | None = None
+    uses: Sequence[tuple[Var, int]] = ()
 
 
 @dataclasses.dataclass

@@ -24,6 +24,7 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
+from invert.ir.value_and_grad import value_and_grad_p
 
 # An axis of a variable, in a call of the program that the variable is of.
 Axis: TypeAlias = tuple[int, Var, int]
@@ -321,6 +322,13 @@ class Ties:
 
     # The rules of primitives.
 
+    def _derivatives(self, eqn: Eqn) -> None:
+        """A number, and derivatives of the types of the last operands."""
+        count = eqn.params["count"]
+        self._run(eqn.params["jaxpr"], eqn.invars, eqn.outvars[: len(eqn.outvars) - count])
+        for a, v in zip(eqn.invars[-count:], eqn.outvars[-count:], strict=True):
+            self._same(a, v)
+
     def _product(self, eqn: Eqn) -> None:
         (left, right), (out,) = eqn.invars, eqn.outvars
         (ours, theirs), (one, other) = kinds.product_axes(eqn)
@@ -598,6 +606,7 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
     "unstack": Ties._stack,
     "gather": Ties._gather,
     "scan": Ties._scan,
+    value_and_grad_p.name: Ties._derivatives,
     "iota": Ties._none,
     "random_bits": Ties._none,
     "slice": Ties._parts,

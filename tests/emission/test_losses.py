@@ -1,0 +1,174 @@
+"""Steps of training in text: a function of the loss, and `jax.value_and_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import invert
+
+_RNG = np.random.default_rng(17)
+
+
+def _f(*shape: int) -> np.ndarray:
+    return 0.5 * _RNG.standard_normal(shape).astype(np.float32)
+
+
+def _text(step: Callable[..., Any], args: tuple[Any, ...], types: tuple[Any, ...] = ()) -> str:
+    """The model's text of an exported step; values equal those of the step, jitted or not."""
+    exported = jax.export.export(jax.jit(step))(*(types or args))
+    module: Any = invert.from_exported(bytes(exported.serialize()))
+    for run in (module, module.model):
+        found, wanted = jax.jit(lambda *a, run=run: run(*a))(*args), jax.jit(step)(*args)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    text, _, _ = module.source.partition("\ndef load(")
+    return text
+
+
+def _step(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def step(p: Any, x: Any, y: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    return step
+
+
+def _mse(p: Any, x: Any, y: Any) -> Any:
+    return jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) @ p["o"] - y) ** 2)
+
+
+P = {"w": _f(3, 7), "b": _f(7), "o": _f(7, 2)}
+BATCH = _f(5, 3), _f(5, 2)
+
+
+def test_a_step_is_a_loss_and_an_update() -> None:
+    text = _text(_step(_mse), (P, *BATCH))
+    assert "def loss_fn(p):" in text
+    assert "loss, grads = jax.value_and_grad(loss_fn)(p)" in text
+    assert 'w = p["w"] - 0.1 * grads["w"]' in text
+    assert "einsum" not in text  # which the backward pass consists of
+
+
+def test_a_step_of_an_open_batch() -> None:
+    sizes = {"w": "3,7", "b": "7", "o": "7,2"}, "b,3", "b,2"
+    types = jax.export.symbolic_args_specs((P, *BATCH), sizes)
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(_mse), (P, *BATCH), types)
+
+
+def test_the_parameters_are_a_part_of_a_state() -> None:
+    def step(state: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(_mse)(state["params"], x, y)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], grads)
+        params = jax.tree.map(lambda w, m: w - 0.1 * m, state["params"], momentum)
+        return {"params": params, "momentum": momentum, "count": state["count"] + 1}, loss
+
+    state = {"params": P, "momentum": jax.tree.map(np.ones_like, P), "count": np.int32(3)}
+    text = _text(step, (state, *BATCH))
+    assert "def loss_fn(params):" in text
+    assert 'jax.value_and_grad(loss_fn)(state["params"])' in text
+
+
+def test_some_arrays_are_frozen() -> None:
+    def step(p: Any, x: Any, y: Any) -> Any:
+        loss, (b, o) = jax.value_and_grad(lambda b, o: _mse({**p, "b": b, "o": o}, x, y), (0, 1))(
+            p["b"], p["o"]
+        )
+        return p["b"] - 0.1 * b, p["o"] - 0.1 * o, loss
+
+    text = _text(step, (P, *BATCH))
+    assert 'jax.value_and_grad(loss_fn, argnums=(0, 1))(p["b"], p["o"])' in text
+
+
+def test_a_loss_returns_more_than_its_value() -> None:
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        h = jnp.tanh(x @ p["w"] + p["b"])
+        return jnp.mean((h @ p["o"] - y) ** 2), h.mean(0)
+
+    def step(p: Any, mean: Any, x: Any, y: Any) -> Any:
+        (loss, new), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), 0.9 * mean + 0.1 * new, loss
+
+    text = _text(step, (P, _f(7), *BATCH))
+    assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in text
+
+
+def test_two_losses_of_one_step() -> None:
+    """As of an actor and a critic."""
+
+    def step(p: Any, q: Any, x: Any, y: Any) -> Any:
+        one, grads = jax.value_and_grad(_mse)(p, x, y)
+        two, others = jax.value_and_grad(lambda q: jnp.mean(jnp.abs(x @ q - y[:, :1])))(q)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, (p, q), (grads, others)), one, two
+
+    text = _text(step, (P, _f(3, 1), *BATCH))
+    assert text.count("jax.value_and_grad(") == 2
+
+
+def test_a_scaled_loss() -> None:
+    """As in mixed precision."""
+
+    def step(p: Any, scale: Any, x: Any, y: Any) -> Any:
+        scaled, grads = jax.value_and_grad(lambda p: scale * _mse(p, x, y))(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g / scale, p, grads), scaled / scale
+
+    assert "jax.value_and_grad(" in _text(step, (P, np.float32(8), *BATCH))
+
+
+def _unrolled(p: Any, x: Any, y: Any) -> Any:
+    h = jnp.zeros((x.shape[0], 7))
+    for i in range(4):
+        h = jnp.tanh(x * 0.1 * i @ p["w"] + h * p["b"])
+    return jnp.mean((h @ p["o"] - y) ** 2)
+
+
+def _recurrent(p: Any, x: Any, y: Any) -> Any:
+    def step(h: Any, v: Any) -> Any:
+        h = jnp.tanh(v @ p["w"] + h * p["b"])
+        return h, h
+
+    _, hs = lax.scan(step, jnp.zeros((5, 7)), jnp.stack([x, 2 * x, x - 1]))
+    return jnp.mean((hs.mean(0) @ p["o"] - y) ** 2)
+
+
+def _normalized(p: Any, x: Any, y: Any) -> Any:
+    h = x @ p["w"]
+    h = (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
+    h = h * p["b"] + jax.nn.gelu(h)
+    return jnp.mean(jnp.log1p((h @ p["o"] - y) ** 2)) + 1e-3 * sum(
+        jnp.sum(w**2) for w in p.values()
+    )
+
+
+def _sorted(p: Any, x: Any, y: Any) -> Any:
+    h = jnp.sort(jnp.cumsum(x @ p["w"], axis=1), axis=1) + p["b"]
+    return jnp.sum(jnp.where(h > 0, h, 0.1 * h) @ p["o"] * y)
+
+
+def _chosen(p: Any, x: Any, y: Any) -> Any:
+    h = x @ p["w"] + p["b"]
+    h = lax.cond(h[0, 0] > 0, jnp.sin, lambda h: h * jax.nn.sigmoid(h), h)
+    return jnp.linalg.norm(h @ p["o"] - y)
+
+
+def _solved(p: Any, x: Any, y: Any) -> Any:
+    a = p["w"].T @ p["w"] + jnp.eye(7)
+    return jnp.mean((jnp.linalg.solve(a, p["b"]) @ p["o"]) ** 2) + jnp.mean(x) + jnp.mean(y)
+
+
+@pytest.mark.parametrize("loss", [_unrolled, _recurrent, _normalized])
+def test_losses_with_values_that_are_read_often(loss: Callable[..., Any]) -> None:
+    """Derivatives are added up in the order in which a value was read."""
+    assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH))
+
+
+@pytest.mark.parametrize("loss", [_sorted, _chosen, _solved])
+def test_losses_whose_backward_pass_is_written_out(loss: Callable[..., Any]) -> None:
+    """Their derivatives are not recognized; the text has both passes."""
+    _text(_step(loss), (P, *BATCH))
