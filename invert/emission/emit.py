@@ -155,16 +155,19 @@ def _with_gradients(recovered: Recovered, change: Callable[[Recovered], Recovere
     if len(changed.constants) != len(other.constants) or any(a is not b for a, b in pairs):
         return changed
     # The form of the text must not change the derivative.
-    whole = change(dataclasses.replace(recovered, program=expanded(derived))).program
-    if traced_form.difference(whole, _as_written(expanded(other.program))) is not None:
-        return changed
-    return dataclasses.replace(changed, derived=other.program)
+    with jax.enable_x64(recovered.x64):
+        whole = change(dataclasses.replace(recovered, program=expanded(derived))).program
+        difference = traced_form.difference(whole, _as_written(expanded(other.program)))
+    return changed if difference else dataclasses.replace(changed, derived=other.program)
 
 
-def _expanded(program: Jaxpr) -> Jaxpr:
-    """A program with its backward passes, without neutral numbers, as `as_written` leaves it."""
-    whole = expanded(program)
-    return program if whole is program else map_jaxprs(whole, without_neutral)
+def _expanded(recovered: Recovered) -> Recovered:
+    """With its backward passes, and without neutral numbers, as `as_written` leaves it."""
+    with jax.enable_x64(recovered.x64):
+        program = expanded(recovered.program)
+    if program is recovered.program:
+        return recovered
+    return dataclasses.replace(recovered, program=map_jaxprs(program, without_neutral))
 
 
 def _with_constants(recovered: Recovered) -> Recovered:
@@ -329,12 +332,7 @@ class _Form:
 class _Variant:
     """One attempt to write the programs, in one form."""
 
-    def __init__(
-        self,
-        recovered: Mapping[str, Recovered],
-        title: str,
-        form: _Form,
-    ):
+    def __init__(self, recovered: Mapping[str, Recovered], title: str, form: _Form):
         self.recovered, self.title, self.form = recovered, title, form
         self.styles = form.styles
         self.parts: list[copies.Part] = []
@@ -510,8 +508,8 @@ class _Variant:
             made = Outermost(namespace, main.name, leaves, values, held, weights)
             try:
                 for name, r in self.recovered.items():
-                    r = dataclasses.replace(r, program=_expanded(r.program))
-                    made.compare(main.compiled[name], r, jaxprs[name].invars[: r.held_count])
+                    own = jaxprs[name].invars[: r.held_count]
+                    made.compare(main.compiled[name], _expanded(r), own)
             except EmissionError as error:
                 if not i:
                     raise

@@ -75,6 +75,13 @@ def test_the_parameters_are_a_part_of_a_state() -> None:
     assert 'jax.value_and_grad(loss_fn)(state["params"])' in text
 
 
+def test_a_step_in_double_precision() -> None:
+    with jax.enable_x64(True):
+        args = jax.tree.map(lambda a: a.astype(np.float64), (P, *BATCH))
+        text = _text(_step(_mse), args)
+    assert "jax.value_and_grad(loss_fn)(p)" in text
+
+
 def test_some_arrays_are_frozen() -> None:
     def step(p: Any, x: Any, y: Any) -> Any:
         loss, (b, o) = jax.value_and_grad(lambda b, o: _mse({**p, "b": b, "o": o}, x, y), (0, 1))(

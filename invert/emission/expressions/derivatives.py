@@ -92,7 +92,7 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
     results: Pattern = (0, unpacking(range(1, 1 + others))) if others else 0
     trees: list[str] = []
     patterns: list[Pattern] = []
-    hints = ["loss", *(says_or(inside, v) for v in inner.outvars[1:]), *["grad"] * count]
+    hints = ["loss", *(_says_or(inside, v) for v in inner.outvars[1:]), *["grad"] * count]
     more_hints: list[str] = []
     for argument in arguments:
         if argument.is_tree:
@@ -114,7 +114,7 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
     )
 
 
-def says_or(body: Body, atom: Atom) -> str:
+def _says_or(body: Body, atom: Atom) -> str:
     """The name of a value of a body, if it says something."""
     name = body.names.get(atom, "") if is_var(atom) else ""
     return name if says(name) else "y"
