@@ -84,7 +84,9 @@ def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJax
 
 def expanded(program: Jaxpr) -> Jaxpr:
     """A program with the equations of its backward passes, as JAX traces them."""
-    return with_inlined(program, _traced)
+    if value_and_grad_p.name not in names_in(program):
+        return program
+    return map_jaxprs(program, lambda jaxpr: with_inlined(jaxpr, _traced))
 
 
 def _traced(eqn: Eqn) -> ClosedJaxpr | None:
@@ -104,9 +106,27 @@ def with_gradients(
     - `recognize`: recovers library functions, of which the derivative left parts.
     - `fits`: whether a result may be used.
     """
-    found: Jaxpr | None = None
+    ends = program.invars, program.outvars
+
+    def inner(jaxpr: Jaxpr) -> Jaxpr:
+        if (jaxpr.invars, jaxpr.outvars) == ends or jaxpr.constvars:
+            return jaxpr
+        return _with_own(jaxpr, recognize, lambda derived: True)
+
+    inside = map_jaxprs(program, inner)
+    if inside is not program and not fits(inside):
+        inside = program
+    found = _with_own(inside, recognize, fits)
+    return None if found is program else found
+
+
+def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
+    """As `with_gradients`, for the outermost equations."""
+    if not any(is_var(v) and _is_number(v) for v in program.outvars):
+        return program
+    found = program
     for number in _numbers(program)[:_MOST_TRIED]:
-        graph = Graph(found or program)
+        graph = Graph(found)
         if number in graph.producers:
             search = _Search(graph, number, graph.needed([number])[0], recognize, fits)
             found = search.run() or found
@@ -132,8 +152,11 @@ def _numbers(program: Jaxpr) -> list[Var]:
 
 def _may_be_loss(v: Var, graph: Graph) -> bool:
     made = graph.producers.get(v)
-    computed = made is not None and made.primitive is not custom_gradient_p
-    return computed and v.aval.shape == () and jnp.issubdtype(v.aval.dtype, jnp.floating)
+    return _is_number(v) and made is not None and made.primitive is not custom_gradient_p
+
+
+def _is_number(v: Atom) -> bool:
+    return v.aval.shape == () and jnp.issubdtype(v.aval.dtype, jnp.floating)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,6 +128,38 @@ def test_a_scaled_loss() -> None:
     assert "jax.value_and_grad(" in _text(step, (P, np.float32(8), *BATCH))
 
 
+def test_steps_in_a_loop_over_batches() -> None:
+    """The parameters are carried, each by itself."""
+
+    def epoch(p: Any, xs: Any, ys: Any) -> Any:
+        return lax.scan(lambda p, batch: _step(_mse)(p, *batch), p, (xs, ys))
+
+    batches = np.stack([BATCH[0], BATCH[0] + 1]), np.stack([BATCH[1], BATCH[1] - 1])
+    text = _text(epoch, (P, *batches))
+    assert "jax.value_and_grad(loss_fn, argnums=(0, 1, 2))(" in text
+
+
+def test_accumulated_gradients() -> None:
+    def step(p: Any, xs: Any, ys: Any) -> Any:
+        def one(total: Any, batch: Any) -> Any:
+            loss, grads = jax.value_and_grad(_mse)(p, *batch)
+            return jax.tree.map(jnp.add, total, grads), loss
+
+        total, losses = lax.scan(one, jax.tree.map(jnp.zeros_like, p), (xs, ys))
+        return jax.tree.map(lambda w, g: w - 0.1 * g / 2, p, total), losses.mean()
+
+    batches = np.stack([BATCH[0], BATCH[0] + 1]), np.stack([BATCH[1], BATCH[1] - 1])
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(step, (P, *batches))
+
+
+def test_a_compiled_step_inside_of_another_function() -> None:
+    def run(p: Any, x: Any, y: Any) -> Any:
+        p, _ = jax.jit(_step(_mse))(p, x, y)
+        return jax.jit(_step(_mse))(p, x, y)
+
+    assert "jax.value_and_grad(" in _text(run, (P, *BATCH))
+
+
 def _unrolled(p: Any, x: Any, y: Any) -> Any:
     h = jnp.zeros((x.shape[0], 7))
     for i in range(4):
