@@ -1,4 +1,4 @@
-"""Finds the backward passes of a program: derivatives that it computes of one of its own numbers.
+"""Finds backward passes: derivatives of a number that the program itself computes.
 
 A step of training that was exported holds its loss, and the equations of its gradients. For each
 number that may be a loss, JAX differentiates the equations that compute it. Where the derivatives
@@ -134,10 +134,10 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
 
 
 def _numbers(program: Jaxpr) -> list[Var]:
-    """The numbers that may be a loss, those of fewest equations first, and results before others.
+    """The numbers that may be a loss: results first, and the cheapest of them first.
 
-    What comes of its derivatives takes more equations than a loss does. Others are numbers that
-    make a result, such as a loss before it is scaled.
+    Whatever uses the derivatives takes more equations than the loss. Numbers that results are
+    computed from, such as a loss before it is scaled, come after them.
     """
     graph = Graph(program)
     markers = graph.by_primitive.get(custom_gradient_p.name, ())

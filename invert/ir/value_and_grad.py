@@ -12,7 +12,7 @@ import jax
 from jax.interpreters import mlir
 
 from invert._private.jax import Primitive, eval_closed, open_jaxpr
-from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Value
+from invert.ir.types import ClosedJaxpr, JaxFunction, Value
 
 # Operands: what the loss closes over, then what it is differentiated by.
 # Results: the loss, what it returns beside it, and the derivatives.
@@ -38,11 +38,6 @@ def value_and_grad(closed: ClosedJaxpr, count: int) -> JaxFunction:
         return [value, *others, *found]
 
     return run
-
-
-def others(eqn: Eqn) -> int:
-    """How many results the function returns beside the number that is differentiated."""
-    return len(open_jaxpr(eqn.params["jaxpr"]).outvars) - 1
 
 
 def _run(*values: Value, jaxpr: ClosedJaxpr, count: int) -> list[Value]:
