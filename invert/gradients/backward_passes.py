@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +41,7 @@ from invert.ir.jaxprs import (
     map_equations,
     map_jaxprs,
     names_in,
+    sub_jaxprs,
     variables_read,
     with_equations,
     with_inlined,
@@ -48,7 +49,7 @@ from invert.ir.jaxprs import (
 from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.loops import ScanParts
 from invert.ir.lowered_form import lowered_form
-from invert.ir.merging import merge_equations
+from invert.ir.merging import merge_equations, program_key
 from invert.ir.order import postorder
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
@@ -201,13 +202,35 @@ class _Search:
                 yield found
 
     def _may_have_derivatives(self) -> bool:
-        """Return whether the program makes anything of the type of what the loss reads."""
-        needed = set(self.needed)
-        read = {
-            _type(a) for e in needed for a in e.invars if is_var(a) and is_differentiable(a.aval)
-        }
-        later = (v for e in self.graph.eqns if e not in needed for v in e.outvars)
-        return any(_type(v) in read for v in later)
+        """Return whether the program may make the derivative by anything that the loss reads.
+
+        The derivative of a product has a product, that of a loop has a loop.
+        """
+        loss = set(self.needed)
+        made = {v for e in self.needed for v in e.outvars}
+        later: dict[Hashable, list[Var]] = {}
+        for v in (v for e in self.graph.eqns if e not in loss for v in e.outvars):
+            later.setdefault(_type(v), []).append(v)
+        known = dict[Hashable, set[frozenset[str]]]()
+        read = dict.fromkeys(a for e in self.needed for a in e.invars if is_var(a))
+        for argument in reversed([a for a in read if a not in made]):
+            kind = _type(argument)
+            if kind not in later or not is_differentiable(argument.aval):
+                continue
+            if kind not in known:
+                backward, _ = self.graph.needed(later[kind], given=made)
+                known[kind] = _kinds(backward)
+            if _kinds([*self._moved_by(argument)]) <= known[kind]:
+                return True
+        return False
+
+    def _moved_by(self, argument: Var) -> Iterator[Eqn]:
+        """The equations of the loss whose values an argument moves."""
+        moved = {argument}
+        for eqn in self.needed:
+            if _moves(eqn) and any(a in moved for a in eqn.invars if is_var(a)):
+                moved.update(eqn.outvars)
+                yield eqn
 
     def _still_used(self, found: _Found) -> list[Var]:
         """What the rest of the program reads of the equations that compute the loss."""
@@ -308,6 +331,20 @@ class _Loss:
         return _Found(dce(renamed.replace(eqns=eqns)), moving)
 
 
+def _moves(eqn: Eqn) -> bool:
+    return any(is_differentiable(v.aval) for v in eqn.outvars)
+
+
+# The derivative of each has some of the same kind.
+_KINDS = kinds.CONTRACTIONS, frozenset(("scan",)), frozenset(("cond",))
+
+
+def _kinds(eqns: Sequence[Eqn]) -> set[frozenset[str]]:
+    names = {e.primitive.name for e in eqns}
+    names.update(*(names_in(j) for e in eqns for j in sub_jaxprs(e)))
+    return {kind for kind in _KINDS if not kind.isdisjoint(names)}
+
+
 def _type(v: Var) -> Hashable:
     return v.aval.shape, v.aval.dtype
 
@@ -315,7 +352,6 @@ def _type(v: Var) -> Hashable:
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
     alone = dce(graph.jaxpr.replace(outvars=results))
-    types = [v.aval for v in alone.invars]
     arguments = {*alone.invars}
     forms = [plain(alone)]
     if "stop_gradient" in names_in(alone):
@@ -324,12 +360,24 @@ def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Ite
     if clipped := clipping(forms[0]):
         # Derivatives of lookups clip indices, too, unless they promise that these are in bounds.
         forms.insert(0, with_promised_bounds(forms[0], clipped))
+    known: set[Hashable] = set()
+    for form in _recognized(forms, alone, recognize):
+        types = [v.aval for v in form.invars]
+        forward = trace_closed(functools.partial(_evaluated, form), *types)
+        key = program_key(forward)
+        if key is None or key not in known:
+            known.add(key)
+            yield forward
+
+
+def _recognized(forms: Iterable[Jaxpr], alone: Jaxpr, recognize: Recognize) -> Iterator[Jaxpr]:
     for form in forms:
         recognized = recognize(form)
         inside = _with_broadcasts_inside(recognized)
-        for each in (recognized,) if inside is recognized else (inside, recognized):
-            yield trace_closed(functools.partial(_evaluated, each), *types)
-    yield trace_closed(functools.partial(_evaluated, alone), *types)
+        yield inside
+        if inside is not recognized:
+            yield recognized
+    yield alone
 
 
 def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
