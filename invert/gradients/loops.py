@@ -37,6 +37,8 @@ def forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
 
 def with_named_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> Jaxpr:
     """The program with loops whose reverse derivative is an error that names them."""
+    if "while" not in jaxprs.names_in(jaxpr):
+        return jaxpr
 
     def named(eqn: Eqn) -> ClosedJaxpr | None:
         if not _is_forward_only(eqn):
@@ -53,6 +55,8 @@ def with_named_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> Jaxpr:
 
 def note_on_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> list[str]:
     """A line for the report, if there are such loops at any sizes."""
+    if "while" not in jaxprs.names_in(jaxpr):
+        return []
     loops = forward_only_loops(jaxpr)
     if any(is_open(n) for v in jaxpr.invars for n in v.aval.shape):
         # At given sizes those that count to one have a reverse derivative.
