@@ -153,6 +153,8 @@ class EntryPoint:
     - `attributes`: for layers without a name of their own, the attributes in which the original
         holds them, by the layers' generated names.
     - `keras`: whether its container says that Keras made its variables.
+    - `reverse_loops`: how a loop whose number of steps depends on data gets the reverse derivative
+        that the original may have; `""` if the original has none.
     - `promises_bounds`: whether its gathers of numbers promise that their indices are in bounds, as
         those of JAX do, rather than clip them.
     """
@@ -182,6 +184,7 @@ class EntryPoint:
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keras: bool = False
     promises_bounds: bool = False
+    reverse_loops: str = ""
     outputs: Tree = None
 
     @functools.cached_property

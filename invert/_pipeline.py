@@ -23,6 +23,7 @@ from invert._report import Report
 from invert._verify import after_change, certify
 from invert.gradients.backward_passes import with_own_derivatives
 from invert.gradients.cache import without_rules
+from invert.gradients.loops import note_on_loops
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
 from invert.ir.composite import renewed
@@ -115,7 +116,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         seconds=stage.seconds,
         certificate=certificate,
         gradients=tuple(map(str, settle.outcomes)),
-        notes=(*entry.notes(), *defects),
+        notes=(*entry.notes(), *defects, *_on_loops(jaxpr, entry)),
         sizes=_sizes(entry, avals),
         outside=entry.outside,
     )
@@ -129,6 +130,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         shapes,
         names,
         reverse_only=tuple(str(o) for o in settle.outcomes if o.kind == "custom_vjp"),
+        reverse_loops=entry.reverse_loops,
         settled=settled,
         recognized=again,
     )
@@ -183,6 +185,11 @@ def _finished(
 def _renamed(aval: Aval, names: Mapping[str, DimSize]) -> jax.ShapeDtypeStruct:
     shape = tuple(evaluate(n, names) for n in aval.shape)
     return jax.ShapeDtypeStruct(shape, aval.dtype)
+
+
+def _on_loops(jaxpr: Jaxpr, entry: EntryPoint) -> Sequence[str]:
+    remedy = entry.reverse_loops
+    return note_on_loops(jaxpr, entry.name, remedy) if remedy else ()
 
 
 def _sizes(entry: EntryPoint, avals: Sequence[Aval]) -> tuple[str, ...]:

@@ -37,6 +37,12 @@ from invert.stablehlo.author_rules import (
 )
 from invert.stablehlo.program import ArrayType, Program
 
+# The remedy for loops without a reverse derivative.
+_REVERSE_LOOPS = (
+    "The artifact holds no gradient. If the function has a derivative of its own, as an implicit"
+    " solver has, save it with `exported.serialize(vjp_order=1)`."
+)
+
 
 def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Config) -> EntryPoint:
     """The entry point of an exported function, with the pytrees of the original.
@@ -76,6 +82,7 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
         ops=program.ops,
         notes=program.notes,
         shardings=_shardings(program, kept, len(exported.in_avals)),
+        reverse_loops="" if exported.has_vjp() else _REVERSE_LOOPS,
         promises_bounds=gather_modes(exported_program(exported)) == {Mode.PROMISE_IN_BOUNDS},
     )
 

@@ -28,6 +28,12 @@ from invert.tf.values.constants import array
 # The name of the variable in Keras's `SeedGenerator`.
 _KERAS_SEED = "seed_generator_state"
 
+# The remedy for loops without a reverse derivative.
+_REVERSE_LOOPS = (
+    "A loop of TensorFlow gets a reverse derivative by a bound on its number of steps, such as"
+    " `maximum_iterations`, of at most Config(max_scan=...)."
+)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
@@ -141,6 +147,7 @@ def graph_entry(
         ops=program.ops,
         outside="the rules that raised its TensorFlow ops",
         checks=tuple(checks.values()),
+        reverse_loops=_REVERSE_LOOPS,
         outputs=numbers,
     )
 

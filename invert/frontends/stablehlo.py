@@ -38,6 +38,12 @@ Source = (
 # Names of arguments: in order or by name, or either per function.
 Names = Mapping[str, str | Mapping[str, str] | Sequence[str]] | Sequence[str]
 
+# The remedy for loops without a reverse derivative.
+_REVERSE_LOOPS = (
+    "StableHLO holds no gradients. If the function has a derivative of its own, as an implicit"
+    " solver has, save it with `jax.export.export(jax.jit(f))(x).serialize(vjp_order=1)`."
+)
+
 # A name that only gives an argument's position.
 _PLACE = re.compile(r"arg\d+")
 
@@ -138,6 +144,7 @@ def _entry_point(
             ArgSpec(f"out{i}", shape, dtype) for i, (shape, dtype) in enumerate(program.out_types)
         ),
         platform=program.likely_platform(),
+        reverse_loops=_REVERSE_LOOPS,
         problems=tuple(program.problems),
         ops=program.ops,
         notes=program.notes,

@@ -164,12 +164,12 @@ def _rounded(cotangent: np.ndarray) -> np.ndarray:
 def may_not_end(closed: AnyJaxpr) -> bool:
     """Return whether a loop's end depends on data: on random arguments it might run forever."""
     return any(
-        eqn.primitive.name == "while" and not _counts(WhileParts.of(eqn).cond)
+        eqn.primitive.name == "while" and not counts(WhileParts.of(eqn).cond)
         for eqn in jaxprs.equations(open_jaxpr(closed))
     )
 
 
-def _counts(condition: AnyJaxpr) -> bool:
+def counts(condition: AnyJaxpr) -> bool:
     """Return whether a condition is a single comparison of scalar integers, beside open sizes."""
     eqns, sizes = [], set[Var]()
     for eqn in open_jaxpr(condition).eqns:

@@ -48,10 +48,15 @@ def stopped(*values: Value) -> list[Value]:
     return [jax.lax.stop_gradient(v) for v in values]
 
 
-def refused(text: str) -> JaxFunction:
-    """The values, whose derivative is an error."""
+def refused(text: str, count: int) -> JaxFunction:
+    """The first `count` values, whose derivative by any of them and the others is an error."""
     forbid = without_derivative(text)
-    return lambda *values: [forbid(v) if is_differentiable(v) else v for v in values]
+
+    def function(*values: Value) -> list[Value]:
+        results, by = values[:count], values[count:]
+        return [forbid(v, *by) if is_differentiable(v) else v for v in results]
+
+    return function
 
 
 def by_arguments_only(rule: Rule, region: MarkedRegion, text: str) -> Rule:

@@ -259,18 +259,18 @@ class GradientResolver:
     def _rule(self, graph: Graph, eqn: Eqn, settled: Mapping[Eqn, Replacement]) -> Rule | None:
         gradient = eqn.params["gradient"]
         if gradient.problem:
-            return self._lose(gradient, gradient.problem, parts(eqn)[0])
+            return self._lose(gradient, gradient.problem, eqn)
         region = MarkedRegion(graph, eqn, self, settled)
         if not (region.numbers and region.wanted):
             self._say(gradient, "there is none: integers have no derivative")
             return None
         is_complex = any(jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in region.numbers)
         if is_complex and gradient.convention != "jax":
-            return self._lose(gradient, "the gradient is complex and not a JAX one", region.results)
+            return self._lose(gradient, "the gradient is complex and not a JAX one", eqn)
         try:
             raw = jaxprs.canonicalize(region.backward())
         except InvertError as error:
-            return self._lose(gradient, f"the gradient cannot be raised: {error}", region.results)
+            return self._lose(gradient, f"the gradient cannot be raised: {error}", eqn)
         rule = self._first(region, raw)
         if self.order > 1 or not gradient.compares_nested or self.config.custom_gradients == "keep":
             return rule
@@ -510,14 +510,17 @@ class GradientResolver:
     def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
         self.outcomes.append(Outcome(gradient.location, kind, text))
 
-    def _lose(self, gradient: Gradient, reason: str, results: Sequence[Atom]) -> Rule | None:
+    def _lose(self, gradient: Gradient, reason: str, eqn: Eqn) -> Rule | None:
         """No rule for a gradient that cannot be read, or one that refuses the derivative."""
         if not gradient.has_rule:
             self._say(gradient, f"plain autodiff: {reason}", "lost")
             return None
         self._say(gradient, f"without a derivative: {reason}", "refused")
         text = f"{gradient.location} has no derivative here: {reason}. {_AUTODIFF}"
-        return Rule(refused(text), results, "refused")
+        results, inputs, _ = parts(eqn)
+        # Their derivative by these may be zero, and zero needs no rule of the results.
+        by = dict.fromkeys(a for a in inputs if is_var(a) and is_differentiable(a.aval))
+        return Rule(refused(text, len(results)), [*results, *by], "refused")
 
     def _is_proved(self, region: MarkedRegion, raw: ClosedJaxpr) -> bool:
         """Return whether the gradient is isomorphic to the lowering of autodiff.

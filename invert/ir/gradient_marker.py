@@ -57,15 +57,19 @@ class Gradient:
     drops_forward: bool = False
 
 
-def without_derivative(text: str, *, warn: bool = False) -> Callable[[Value], Value]:
-    """An identity that raises `LookupError` when differentiated, as in TensorFlow, or warns."""
+def without_derivative(text: str, *, warn: bool = False) -> Callable[..., Value]:
+    """An identity that raises `LookupError` when differentiated, as in TensorFlow, or warns.
 
-    def prevent_gradient(x: Value) -> Value:
+    Arguments after the first are those of the function that made it. Its program may have a
+    derivative of zero by them, as that of a rounding, where its author's function has another.
+    """
+
+    def prevent_gradient(x: Value, *_: Value) -> Value:
         return x
 
-    def jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-        (x,), (t,) = primals, tangents
-        if isinstance(t, SymbolicZero):
+    def jvp(primals: tuple[Value, ...], tangents: tuple[Value, ...]) -> tuple[Value, Value]:
+        x, t = primals[0], tangents[0]
+        if all(isinstance(t, SymbolicZero) for t in tangents):
             return x, t
         if not warn:
             raise LookupError(text)
@@ -73,6 +77,35 @@ def without_derivative(text: str, *, warn: bool = False) -> Callable[[Value], Va
         return x, t
 
     identity = jax.custom_jvp(prevent_gradient)
+    identity.defjvp(jvp, symbolic_zeros=True)
+    return identity
+
+
+_forward_only_p = Primitive("forward_only")
+_forward_only_p.def_impl(lambda x, **_: x)
+_forward_only_p.def_abstract_eval(lambda x, **_: x)
+mlir.register_lowering(_forward_only_p, lambda _ctx, x, **_: [x])
+batching.defvectorized(_forward_only_p)
+
+
+def _no_transpose(*_: Value, text: str) -> Value:
+    raise LookupError(text)
+
+
+ad.deflinear2(_forward_only_p, _no_transpose)
+
+
+def without_reverse(text: str) -> Callable[[Value], Value]:
+    """An identity that raises `LookupError` when differentiated in reverse mode."""
+
+    def forward_only(x: Value) -> Value:
+        return x
+
+    def jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
+        (x,), (t,) = primals, tangents
+        return identity(x), t if isinstance(t, SymbolicZero) else _forward_only_p.bind(t, text=text)
+
+    identity = jax.custom_jvp(forward_only)
     identity.defjvp(jvp, symbolic_zeros=True)
     return identity
 

@@ -686,6 +686,27 @@ def test_a_rule_that_cannot_be_exported_is_refused() -> None:
     np.testing.assert_allclose(slope(ignored, ROWS), slope(halved, ROWS), rtol=1e-5, atol=1e-6)
 
 
+def test_a_refused_derivative_is_not_zero_where_that_of_the_program_is() -> None:
+    """A solve whose steps have no derivative, without the rule that JAX needs to transpose it."""
+
+    def f(a: Any, b: Any, c: Any) -> Any:
+        def solve(matvec: Any, b: Any) -> Any:
+            return lax.stop_gradient(jnp.linalg.solve(jax.jacobian(matvec)(b), b))
+
+        return lax.custom_linear_solve(lambda x: a @ x, b, solve) * c
+
+    a, b = jnp.eye(3) * 2 + 0.1, jnp.arange(3.0)
+    module = invert.from_exported(jax.export.export(jax.jit(f))(a, b, b))
+    for either in (module, module.model):
+        np.testing.assert_allclose(either(a, b, b), f(a, b, b), rtol=1e-6)
+        for differentiate in (jax.jacrev, jax.jacfwd):
+            for i in (0, 1):
+                with pytest.raises(LookupError, match="the rule of custom_linear_solve"):
+                    differentiate(either, i)(a, b, b)
+            by_c = differentiate(lambda *args: f(*args), 2)(a, b, b)
+            np.testing.assert_allclose(differentiate(either, 2)(a, b, b), by_c, rtol=1e-6)
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_rule_that_reads_a_value_around_it_is_refused(moves: bool) -> None:
     """JAX traces it, but cannot differentiate the trace."""
