@@ -130,7 +130,6 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         shapes,
         names,
         reverse_only=tuple(str(o) for o in settle.outcomes if o.kind == "custom_vjp"),
-        reverse_loops=entry.reverse_loops,
         settled=settled,
         recognized=again,
     )

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from invert._private.jax import holds_jaxprs, sub_jaxprs, trace_closed
+from invert._private.jax import holds_jaxprs, sub_jaxprs
 from invert.gradients.compare import counts
 from invert.ir import jaxprs
-from invert.ir.avals import is_differentiable, type_of
-from invert.ir.gradient_marker import without_reverse
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
-from invert.ir.interpret import bind
 from invert.ir.loops import WhileParts
 from invert.ir.match import place_of
 from invert.ir.sizes import is_open
-from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Value
+from invert.ir.types import Eqn, Jaxpr
 
 
 def forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
@@ -33,24 +31,6 @@ def forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
         elif holds_jaxprs(eqn) and not eqn.primitive.name.startswith("custom_"):
             for inner in sub_jaxprs(eqn):
                 yield from forward_only_loops(inner)
-
-
-def with_named_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> Jaxpr:
-    """The program with loops whose reverse derivative is an error that names them."""
-    if "while" not in jaxprs.names_in(jaxpr):
-        return jaxpr
-
-    def named(eqn: Eqn) -> ClosedJaxpr | None:
-        if not _is_forward_only(eqn):
-            return None
-        forbid = without_reverse(f"{_subject(eqn, entry)} has no reverse derivative. {remedy}")
-
-        def run(*values: Value) -> list[Value]:
-            return [forbid(x) if is_differentiable(x) else x for x in bind(eqn, values)]
-
-        return trace_closed(run, *map(type_of, eqn.invars))
-
-    return jaxprs.map_jaxprs(jaxpr, lambda inner: jaxprs.with_inlined(inner, named))
 
 
 def note_on_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> list[str]:

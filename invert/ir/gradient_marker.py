@@ -81,35 +81,6 @@ def without_derivative(text: str, *, warn: bool = False) -> Callable[..., Value]
     return identity
 
 
-_forward_only_p = Primitive("forward_only")
-_forward_only_p.def_impl(lambda x, **_: x)
-_forward_only_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(_forward_only_p, lambda _ctx, x, **_: [x])
-batching.defvectorized(_forward_only_p)
-
-
-def _no_transpose(*_: Value, text: str) -> Value:
-    raise LookupError(text)
-
-
-ad.deflinear2(_forward_only_p, _no_transpose)
-
-
-def without_reverse(text: str) -> Callable[[Value], Value]:
-    """An identity that raises `LookupError` when differentiated in reverse mode."""
-
-    def forward_only(x: Value) -> Value:
-        return x
-
-    def jvp(primals: tuple[Value], tangents: tuple[Value]) -> tuple[Value, Value]:
-        (x,), (t,) = primals, tangents
-        return identity(x), t if isinstance(t, SymbolicZero) else _forward_only_p.bind(t, text=text)
-
-    identity = jax.custom_jvp(forward_only)
-    identity.defjvp(jvp, symbolic_zeros=True)
-    return identity
-
-
 custom_gradient_p = Primitive("custom_gradient")
 custom_gradient_p.multiple_results = True
 

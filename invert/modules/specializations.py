@@ -26,7 +26,6 @@ from invert._private.jax import (
     under_own_settings,
 )
 from invert._report import Report
-from invert.gradients.loops import with_named_loops
 from invert.ir import meshes
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import (
@@ -68,7 +67,6 @@ class Specialization:
     - `names`: the names of the dimensions, by their names in the trace.
     - `constraints`: conditions on the open sizes under which the program equals the original.
     - `reverse_only`: the gradients of the container that are kept for reverse mode only, in words.
-    - `reverse_loops`: what to do about loops without a reverse derivative; `""` for JAX's error.
     - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
     - `recognized`: a part of the program with the library functions that it consists of.
     """
@@ -81,7 +79,6 @@ class Specialization:
     names: Mapping[str, DimSize] = dataclasses.field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     reverse_only: tuple[str, ...] = ()
-    reverse_loops: str = ""
     settled: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
     recognized: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
     _sized: dict[Hashable, Specialization] = dataclasses.field(default_factory=dict)
@@ -121,7 +118,7 @@ class Specialization:
         def evaluate(values: Sequence[Value]) -> list[Value]:
             if not on:
                 try:
-                    return eval_jaxpr(self._runnable, values)
+                    return eval_jaxpr(self.jaxpr, values)
                 except OverflowError as error:  # only sizes are Python numbers
                     message = f"the program computes with too large a size: {error}"
                     raise SignatureError(message, remedy="Pass arrays of smaller sizes.") from error
@@ -130,7 +127,7 @@ class Specialization:
                     raise
             chosen = on
             return meshes.MeshRetracer(lambda mesh: chosen.get(mesh.abstract_mesh, mesh))(
-                self._runnable, values
+                self.jaxpr, values
             )
 
         if not self.x64:
@@ -141,13 +138,6 @@ class Specialization:
                 widen(x, v.aval.dtype) for x, v in zip(values, self.jaxpr.invars, strict=True)
             ]
             return evaluate(widened)
-
-    @functools.cached_property
-    def _runnable(self) -> Jaxpr:
-        """The program with derivatives that explain themselves where there are none."""
-        if not self.reverse_loops:
-            return self.jaxpr
-        return with_named_loops(self.jaxpr, self.report.entry, self.reverse_loops)
 
     def _explain(self, error: TypeError) -> None:
         """Name the kept gradients in JAX's error for forward mode, which names no function."""
