@@ -311,3 +311,20 @@ def test_the_reason_for_fixed_sizes_is_what_no_condition_settles():
     # That `x` and `y` must be equally long is known after the first attempt.
     assert "requires a constant" in str(info.value)
     assert "Incompatible shapes" not in str(info.value)
+
+
+def test_a_program_of_64_bits_is_exported_again_at_open_sizes():
+    function, specs = PROGRAMS["picked"]
+    module = invert.convert(tf.function(function, input_signature=specs, autograph=False))
+
+    def around(x):
+        """Uses functions that the program calls, too, outside of it and in 32 bits."""
+        return jax.nn.relu(jnp.take(x, jnp.arange(x.shape[0]), axis=0)), module(jax.nn.relu(x))
+
+    again = jax.export.export(jax.jit(around))(
+        *jax.export.symbolic_args_specs([np.zeros((2, 2), np.float32)], "b, t")
+    )
+    (x,) = random_arrays([((5, 3), np.float32)], seed=0)
+    x = np.maximum(x, 0)
+    wanted = x, jax.tree_util.tree_map(np.asarray, function(tf.constant(x)))
+    assert_same(again.call(x), wanted, "exported again")
