@@ -533,12 +533,13 @@ def _open_arguments(
     method: Method, node: ast.FunctionDef
 ) -> Iterator[tuple[ast.expr, Shape, Sequence[int | str | None]]]:
     """Arrays among the arguments with open sizes: expression, shape, and that of the original."""
-    given = node.args
+    entry, given = method.entry, node.args
     arguments = [a.arg for a in (*given.posonlyargs, *given.args)][1:]
-    trees: list[Any] = list(method.entry.args)
-    pairs = [*zip(trees, arguments, strict=False)]
-    pairs += zip(method.entry.kwargs.values(), (a.arg for a in given.kwonlyargs), strict=False)
-    flat = iter(_leaves_in_order(method.entry, list(method.arguments)))
+    pairs = [*zip(entry.args, arguments, strict=False)]
+    # A keyword argument that is the only one is positional in the text, too.
+    names, _, _ = parameters(entry)
+    pairs += [(tree, names[k]) for k, tree in entry.kwargs.items()]
+    flat = iter(_leaves_in_order(entry, list(method.arguments)))
     for tree, name in pairs:
         for path, spec in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_spec)[0]:
             v = next(flat)

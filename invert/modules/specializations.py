@@ -379,7 +379,8 @@ class Specializations:
         except NO_EXPRESSION as error:
             first = (str(error).splitlines() or [""])[0]
             reason = error.line if isinstance(error, InvertError) else first
-            self.divided = self._refusal = reason
+            places = getattr(error, "__notes__", []) if isinstance(error, SIZE_ERRORS) else []
+            self._refusal, self.divided = reason, ", ".join([reason, *places])
             _suggest_undecided(error)
             return None
 

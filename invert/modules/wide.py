@@ -17,6 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from invert._private.jax import Primitive, eval_closed, trace_closed
+from invert._private.mlir import ir, stablehlo_dialect
 from invert.ir.avals import is_differentiable
 from invert.ir.jaxprs import with_values
 from invert.ir.types import Aval, ClosedJaxpr, Value
@@ -54,6 +55,16 @@ def _types(*_: Aval, program: _Program) -> Sequence[Aval]:
 
 @jax.enable_x64(True)
 def _lower(ctx: Value, *values: Value, program: _Program) -> Value:
+    if ctx.dim_var_values:
+        # Open sizes are passed to every function, in the session's type. So no function is shared
+        # between the program and the equations around it.
+        wide = ir.RankedTensorType.get((), ir.IntegerType.get_signless(64))
+        ctx = ctx.replace(
+            dim_var_values=[stablehlo_dialect.convert(wide, v) for v in ctx.dim_var_values],
+            module_context=ctx.module_context.replace(
+                lowering_cache={}, cached_primitive_lowerings={}
+            ),
+        )
     return mlir.lower_fun(_run, multiple_results=True)(ctx, *values, program=program)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -690,3 +691,19 @@ def test_a_squeeze_of_an_open_axis_holds_where_it_stays() -> None:
             np.testing.assert_array_equal(model(x), theirs(x))
     with pytest.raises(ValueError, match="axis 0 is left out if its size is one"):
         model(np.ones((1, 1, 3), np.float32))
+
+
+def test_the_only_argument_of_a_signature_is_checked(tmp_path: Path) -> None:
+    class Counts(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="x")])
+        def frequencies(self, x: Any) -> Any:
+            n = tf.size(x)
+            return {"y": tf.math.bincount(x, minlength=n, maxlength=n)[:2] / n}
+
+    counts = Counts()
+    tf.saved_model.save(counts, tmp_path, signatures=counts.frequencies)
+    module = invert.load(tmp_path, signature="serving_default")
+    module(x=np.zeros(4, np.int32))
+    model: Any = module.model  # of this length, which its quotient contains
+    with pytest.raises(ValueError, match=r"has the shape \(7,\), but this text is for \(4,\) only"):
+        model(x=np.zeros(7, np.int32))

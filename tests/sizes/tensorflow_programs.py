@@ -464,3 +464,44 @@ def sizes_set_by_index(x):
     swapped = tf.scatter_nd([[1], [0]], [n, m], [2])
     grown = tf.tensor_scatter_nd_add(tf.shape(x, tf.int64), [[0]], [tf.cast(m, tf.int64)])
     return tf.pad(x, padding), tf.reshape(x, swapped), tf.zeros(grown)
+
+
+def _gradient(x, function):
+    return tf.gradients(tf.reduce_sum(function(x) ** 2), x)
+
+
+@program([None, None])
+def gradient_of_map(x):
+    return _gradient(x, lambda x: tf.map_fn(lambda row: tf.reduce_max(row) * tf.sin(row), x))
+
+
+@program([None, None])
+def gradient_of_loop(x):
+    """Each step keeps its shapes, which are open, for its gradient."""
+    n = tf.shape(x)[0]
+
+    def step(i, s):
+        return i + 1, tf.sin(s) + 0.1 * x[i] * x
+
+    return _gradient(x, lambda x: tf.while_loop(lambda i, _: i < n, step, (0, x))[1])
+
+
+@program([None, 3])
+def joined(x):
+    parts = tf.TensorArray(tf.float32, 3, infer_shape=False)
+    for i in range(3):
+        parts = parts.write(i, x[i:] * (i + 1.0))
+    rows = tf.TensorArray(tf.float32, tf.shape(x)[0])
+    _, rows = tf.while_loop(
+        lambda i, _: i < tf.shape(x)[0], lambda i, r: (i + 1, r.write(i, x[i])), (0, rows)
+    )
+    return parts.concat(), rows.concat()
+
+
+@program([None], [None, 2])
+def searches(x, y):
+    """Places in sorted arrays of open length."""
+    x, queries = tf.sort(x), tf.reshape(y, [-1])
+    found = [tf.searchsorted(x, queries, side=side) for side in ("left", "right")]
+    rows = tf.sort(y, axis=0)
+    return *found, tf.searchsorted(tf.transpose(rows), tf.transpose(y), out_type=tf.int64)

@@ -302,12 +302,29 @@ def test_a_range_is_as_long_as_its_limit_in_its_type(dtype: tf.DType):
 
 def test_the_reason_for_fixed_sizes_is_what_no_condition_settles():
     def original(x, y):
-        return tf.searchsorted(y, (x[1:] + y[1:])[:3])
+        return tf.raw_ops.NthElement(input=x[1:] + y[1:], n=tf.shape(x)[0] // 2)
 
     specs = [tf.TensorSpec([None], tf.float32, name=n) for n in ("x", "y")]
     module = invert.convert(tf.function(original, input_signature=specs, autograph=False))
     with pytest.raises(invert.SignatureError, match="no source covers all sizes") as info:
         _ = module.source
     # That `x` and `y` must be equally long is known after the first attempt.
-    assert "requires a constant" in str(info.value)
+    assert "requires a constant, in tf.NthElement (at node 'NthElement')" in str(info.value)
     assert "Incompatible shapes" not in str(info.value)
+
+
+def test_a_program_of_64_bits_is_exported_again_at_open_sizes():
+    function, specs = PROGRAMS["picked"]
+    module = invert.convert(tf.function(function, input_signature=specs, autograph=False))
+
+    def around(x):
+        """Uses functions that the program calls, too, outside of it and in 32 bits."""
+        return jax.nn.relu(jnp.take(x, jnp.arange(x.shape[0]), axis=0)), module(jax.nn.relu(x))
+
+    again = jax.export.export(jax.jit(around))(
+        *jax.export.symbolic_args_specs([np.zeros((2, 2), np.float32)], "b, t")
+    )
+    (x,) = random_arrays([((5, 3), np.float32)], seed=0)
+    x = np.maximum(x, 0)
+    wanted = x, jax.tree_util.tree_map(np.asarray, function(tf.constant(x)))
+    assert_same(again.call(x), wanted, "exported again")

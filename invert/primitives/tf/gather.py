@@ -7,6 +7,7 @@ nearest row. These rules do the same, unless indices may be -1 for padding rows 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.ir.sizes import is_open
+from invert.ir.sizes import as_value, is_open, suggest_equal
 from invert.ir.types import Params
 from invert.primitives.tf.dynamic_size import places_of
 from invert.tf.fallback.eager import check_bytes
@@ -206,11 +207,29 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
 @rule("LowerBound", "UpperBound")
 def _bound(sorted_inputs: Array, values: Array, *, op: str, out_type: np.dtype) -> Array:
     side = "left" if op == "LowerBound" else "right"
-    places = jax.vmap(lambda a, v: jnp.searchsorted(a, v, side=side))(sorted_inputs, values)
+    suggest_equal(sorted_inputs.shape[0], values.shape[0])
+    places = jax.vmap(functools.partial(searchsorted, side=side))(sorted_inputs, values)
     if side == "left" and jnp.issubdtype(values.dtype, jnp.inexact):
         # No number is less than NaN, which JAX sorts to the end.
         places = jnp.where(jnp.isnan(values), 0, places)
     return lax.convert_element_type(places, out_type)
+
+
+def searchsorted(a: Array, v: Array, side: str = "left") -> Array:
+    """`jnp.searchsorted`, in arrays of open length as well."""
+    if not is_open(a.shape[0]):
+        return jnp.searchsorted(a, v, side=side)
+    length = as_value(a.shape[0], np.dtype(np.int32))
+
+    def halved(_: Value, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = low + ((high - low) >> 1)
+        number = take(a, middle, 0, beyond=_Mode.CLIP)
+        beyond = number < v if side == "left" else ~(v < number)
+        return jnp.where(beyond, middle, low), jnp.where(beyond, high, middle)
+
+    ends = jnp.zeros(v.shape, np.int32), jnp.broadcast_to(length, v.shape)
+    return lax.fori_loop(0, 32 - lax.clz(length), halved, ends)[1]
 
 
 @rule("Bucketize")

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import REPORT
-from invert.primitives.tf.gather import take
+from invert.primitives.tf.gather import searchsorted, take
 from invert.primitives.tf.scatter import scatter_nd
 from invert.primitives.tf.tensor_lists import Batch
 from invert.tf.interpreter.registry import Array, Ints, Static, Value, rule
@@ -38,8 +38,10 @@ def _splits(node: Node, parts: Sequence[Value], kinds: Sequence[str]) -> list[Ar
     for part, kind in zip(parts, kinds, strict=True):
         if kind == "VALUE_ROWIDS":
             values = part.shape[0]
-            lib: ModuleType = np if isinstance(part, np.ndarray) else jnp
-            part, rows = lib.searchsorted(part, lib.arange(rows + 1)), values
+            known = isinstance(part, np.ndarray)
+            lib: ModuleType = np if known else jnp
+            search = np.searchsorted if known else searchsorted
+            part, rows = search(part, lib.arange(rows + 1)), values
         splits.append(part)
     return splits
 
@@ -48,9 +50,10 @@ def _places(splits: Sequence[Array], count: int) -> Array:
     """The indices of `count` values: the row of the outermost partition, then the columns."""
     known = all(isinstance(s, np.ndarray) for s in splits)
     lib: ModuleType = np if known else jnp
+    search = np.searchsorted if known else searchsorted
     at, columns = lib.arange(count), []
     for split in reversed(splits):
-        row = lib.searchsorted(split, at, side="right") - 1
+        row = search(split, at, side="right") - 1
         columns.append(at - split[row])
         at = row
     return lib.stack([at, *reversed(columns)], -1)

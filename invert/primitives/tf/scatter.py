@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.primitives.tf.gather import searchsorted
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Ints, Rule, Value, rule
 from invert.tf.ops.node import Node
@@ -132,7 +133,7 @@ def _ragged_bincount(
     splits: Array, x: Array, size: Int, weights: Array, *, binary_output: bool = False
 ) -> Array:
     """Counts for each row; row `i` begins at `splits[i]`."""
-    rows = jnp.searchsorted(splits, jnp.arange(x.size, dtype=splits.dtype), side="right") - 1
+    rows = searchsorted(splits, jnp.arange(x.size, dtype=splits.dtype), side="right") - 1
     indices = jnp.stack([rows.astype(x.dtype), x], axis=1)
     return _counted((splits.size - 1, size), indices, x, weights, binary_output)
 

@@ -20,7 +20,7 @@ from invert.tf.ops.node import FRAMES_REMEDY, Node, canonical
 from invert.tf.ops.state import Resource
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.bounds import counts_up
-from invert.tf.values.constants import array, as_sizes, ints, is_size, static
+from invert.tf.values.constants import array, as_sizes, ints, is_size, pack_dims, static
 from invert.tf.values.ragged import DynamicRagged, RaggedVariant
 from invert.tf.values.tensor_list import Element, TensorList
 
@@ -31,7 +31,7 @@ def _dtype(element_dtype: np.dtype) -> np.dtype | None:
 
 def _element(shape: Value, element_dtype: np.dtype) -> Element | None:
     """The element type declared by a shape, or -1 for unknown rank."""
-    if not isinstance(shape, np.ndarray) or shape.ndim == 0 or shape.dtype == object:
+    if not isinstance(shape, np.ndarray) or shape.ndim == 0:
         return None
     return lists.element_type(ints(shape), _dtype(element_dtype))
 
@@ -109,8 +109,9 @@ def _element_shape(handle: Value, *, node: Node, shape_type: np.dtype) -> np.nda
         )
     except lists.RaggedListError:
         element = None  # several shapes, which TensorFlow declares as unknown
-    shape = element.shape if isinstance(element, jax.ShapeDtypeStruct) else -1
-    return np.asarray(shape, shape_type)
+    if not isinstance(element, jax.ShapeDtypeStruct):
+        return np.asarray(-1, shape_type)
+    return pack_dims(element.shape, shape_type)
 
 
 @rule("TensorListResize")
@@ -195,7 +196,7 @@ def _concat(
     *,
     node: Node,
     element_dtype: np.dtype,
-) -> tuple[Array, np.ndarray]:
+) -> tuple[Array, Value]:
     lst = _list(node, handle)
     if lst.items is None:
         return lists.joined(lists.stacked(lst))
@@ -206,7 +207,7 @@ def _concat(
         _unwritten(lst, element_shape, lengths[i] if lengths else None) if x is None else x
         for i, x in enumerate(lst.items)
     ]
-    sizes = np.asarray([x.shape[0] for x in items], np.int64)
+    sizes = pack_dims([x.shape[0] for x in items], np.dtype(np.int64))
     if not items:
         element = _element(element_shape, element_dtype)
         items = [lists.zeros_of(element)[:0]] if element is not None else []
@@ -394,7 +395,7 @@ def _gradient_array(
     handle = Resource("tensor_array_gradient", f"{forward.name}/{source}")
     if handle not in ctx.state:
         original = _array_list(ctx, node, forward)
-        if not isinstance(original.size, int):
+        if not is_size(original.size):
             raise node.error("has a size that depends on data", "Give the array a fixed size.")
         element = lists.known_element(original)
         if shape_to_prepend and element is not None:
@@ -490,13 +491,12 @@ def _array_unpack(handle: Value, value: Array, flow: Value, *, ctx: Context, nod
 
 
 @rule(*_versions("TensorArrayConcat"), effect="none", ignores=("element_shape_except0",))
-def _array_concat(
-    handle: Value, flow: Value, *, ctx: Context, node: Node
-) -> tuple[Array, np.ndarray]:
+def _array_concat(handle: Value, flow: Value, *, ctx: Context, node: Node) -> tuple[Array, Value]:
     lst = _array_list(ctx, node, handle)
     if lst.items is not None and all(x is not None for x in lst.items):
         items = [jnp.asarray(array(x)) for x in lst.items]
-        return lax.concatenate(items, 0), np.asarray([x.shape[0] for x in items], np.int64)
+        lengths = pack_dims([x.shape[0] for x in items], np.dtype(np.int64))
+        return lax.concatenate(items, 0), lengths
     return lists.joined(lists.stacked(lst))
 
 

@@ -42,6 +42,7 @@ from invert.tf.ops.state import Resource
 from invert.tf.values import tensor_list as lists
 from invert.tf.values.bounds import Fact, OuterFacts, Sum, fact_of
 from invert.tf.values.constants import array, pack_dims
+from invert.tf.values.dynamic_size import int_max
 from invert.tf.values.tensor_list import RaggedListError, TensorList, is_known, is_same
 
 _T = TypeVar("_T")
@@ -295,7 +296,7 @@ class _Loop:
             room = old.capacity or 0
             if form.size is None:
                 needed = self._needed(old, self._last[place], steps, self._growth.get(place, 0))
-                room = max(room, needed)
+                room = int_max(room, needed)
             self.forms[place] = dataclasses.replace(form, capacity=room)
         return True
 

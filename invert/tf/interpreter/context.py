@@ -20,13 +20,13 @@ from invert._errors import (
     UnsupportedOpError,
     defect_of,
 )
-from invert._private.jax import current_names, full_tracebacks, name_stack
+from invert._private.jax import SIZE_ERRORS, current_names, full_tracebacks, name_stack
 from invert.ir.gradient_marker import mark
 from invert.tf.interpreter.folding import Folding
 from invert.tf.interpreter.graph import Graph
 from invert.tf.interpreter.registry import REGISTRY, Entry, Value
 from invert.tf.ops.definition import operand_dtype, result_problem, shape_problem, unusual
-from invert.tf.ops.node import FRAMES_REMEDY, LIBRARY_ERRORS, Body, Node, named_error
+from invert.tf.ops.node import FRAMES_REMEDY, LIBRARY_ERRORS, Body, Node, named_error, note_op
 from invert.tf.ops.state import KEY, Resource, State, is_reference
 from invert.tf.values.bounded import (
     BoundedArray,
@@ -231,6 +231,9 @@ class Context:
                 if (named := named_error(node, error)) is error:
                     raise
                 raise named from error
+            except SIZE_ERRORS as error:
+                note_op(node, error)
+                raise
         return results
 
     def _results(self, entry: Entry, node: Node, operands: list[Value]) -> Sequence[Value]:

@@ -232,3 +232,12 @@ def named_error(node: Node, error: Exception) -> Exception:
         return error
     reason = f"{type(error).__name__}: {error}"
     return node.error(reason, REPORT)
+
+
+def note_op(node: Node, error: Exception) -> None:
+    """Note the op that an undecided comparison of sizes is about, the innermost one only.
+
+    The error keeps its type, which says that the program may hold for given sizes.
+    """
+    if not getattr(error, "__notes__", None):
+        error.add_note(f"in tf.{node.op} (at {node.location})")

@@ -17,10 +17,11 @@ import numpy as np
 from jax import lax
 
 from invert._errors import Problem, UnsupportedOpError
-from invert.ir.sizes import decided, is_open
+from invert.ir.sizes import DimSize, as_value, decided, is_open
 from invert.ir.types import Value
 from invert.tf.values.bounds import counts_up
-from invert.tf.values.constants import array, ints, is_size, is_static
+from invert.tf.values.constants import array, ints, is_size, is_static, pack_dims
+from invert.tf.values.dynamic_size import int_max
 
 Element = Value  # a pytree of jax.ShapeDtypeStruct
 
@@ -154,16 +155,21 @@ def from_tensor(tensor: Value, dtype: np.dtype | None) -> TensorList:
     return TensorList(None, tensor, tensor.shape[0], element, dtype)
 
 
-def element_of(value: Value) -> Element:
-    """The type of an element."""
-    return jax.tree_util.tree_map(
-        lambda x: jax.ShapeDtypeStruct(np.shape(x), jax.dtypes.canonicalize_dtype(x.dtype)), value
-    )
+def element_of(value: Value, sizes: np.dtype | None = None) -> Element:
+    """The type of an element; `sizes` is the type of open sizes, by default int32."""
+
+    def kind(x: Value) -> np.dtype:
+        dtype = (sizes or np.dtype(np.int32)) if x.dtype == object else x.dtype
+        return jax.dtypes.canonicalize_dtype(dtype)
+
+    return jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(np.shape(x), kind(x)), value)
 
 
 def element_type(shape: Sequence[int | None] | None, dtype: np.dtype | None) -> Element | None:
     """The type of elements of a declared shape; `None` if a size is open."""
-    if dtype is None or shape is None or not all(isinstance(d, int) and d >= 0 for d in shape):
+    if dtype is None or shape is None:
+        return None
+    if not all(is_open(d) or (isinstance(d, int) and d >= 0) for d in shape):
         return None
     return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
 
@@ -175,12 +181,12 @@ def zeros_of(element: Element) -> Value:
 def known_element(lst: TensorList, value: Value = None) -> Element | None:
     """The type of elements and of `value`, declared or inferred from stored elements."""
     if lst.element is not None:
-        return lst.element if value is None else merge(lst.element, element_of(value))
+        return lst.element if value is None else merge(lst.element, element_of(value, lst.dtype))
     if lst.same is not None:
-        return element_of(lst.same)
+        return element_of(lst.same, lst.dtype)
     stored = [x for x in (*(lst.items or ()), value) if x is not None]
     if stored:
-        return functools.reduce(merge, map(element_of, stored))
+        return functools.reduce(merge, [element_of(x, lst.dtype) for x in stored])
     if lst.buffer is not None:
         types = element_of(lst.buffer)
         return jax.tree_util.tree_map(lambda t: jax.ShapeDtypeStruct(t.shape[1:], t.dtype), types)
@@ -192,7 +198,7 @@ def element_value(value: Value) -> Value:
     if isinstance(value, TensorList):
         common = value.common
         if common is not None:
-            element = element_of(common)
+            element = element_of(common, value.dtype)
             return TensorList(None, None, value.size, element, value.dtype, common)
         return with_buffer(value)
     if is_static(value) or not hasattr(value, "dtype"):
@@ -236,8 +242,11 @@ def conform(value: Value, element: Element) -> Value:
     """Convert a stored value to the type that `merge` gave."""
     if not hasattr(value, "dtype"):
         return value
-    if not isinstance(element, TensorList) or not isinstance(value, TensorList):
-        return jnp.asarray(array(value)) if not isinstance(value, TensorList) else value
+    if not isinstance(value, TensorList):
+        typed = isinstance(element, jax.ShapeDtypeStruct)
+        return jnp.asarray(array(value, element.dtype) if typed else array(value))
+    if not isinstance(element, TensorList):
+        return value
     if value.same is not None and element.same is None:
         leaves = jax.tree_util.tree_leaves(element.buffer)
         value = with_buffer(value, capacity=leaves[0].shape[0] if leaves else None)
@@ -251,7 +260,7 @@ def with_buffer(
     lst: TensorList,
     *,
     element: Element | None = None,
-    capacity: int | None = None,
+    capacity: DimSize | None = None,
     counted: bool = False,
 ) -> TensorList:
     """The list with a buffer.
@@ -293,8 +302,9 @@ def with_buffer(
                 raise RaggedListError([problem]) from error
     have = len(lst.items) if lst.items is not None else lst.capacity
     assert have is not None
-    if capacity is not None and capacity > have:
-        buffer = jax.tree_util.tree_map(lambda b: _padded(b, capacity - have), buffer)
+    if capacity is not None and not decided("ge", have, capacity):
+        more = int_max(have, capacity) - have
+        buffer = jax.tree_util.tree_map(lambda b: _padded(b, more), buffer)
     return TensorList(None, buffer, size, element, lst.dtype)
 
 
@@ -306,6 +316,10 @@ def _padded(x: Value, count: int) -> Value:
     if x.shape[0] == 0:
         return lax.full((count, *x.shape[1:]), 0, x.dtype)
     return lax.pad(x, np.zeros((), x.dtype), [(0, count, 0), *([(0, 0, 0)] * (x.ndim - 1))])
+
+
+def _place(index: DimSize) -> np.ndarray:
+    return pack_dims([index], np.dtype(np.int32)).reshape(())
 
 
 def _problem(reason: str, remedy: str = "") -> UnsupportedOpError:
@@ -401,36 +415,36 @@ def push_back(lst: TensorList, value: Value) -> TensorList:
         items = (*lst.items, value)
         return TensorList(items, None, len(items), lst.element, lst.dtype)
     element = known_element(lst, value)
-    longer = lst.size + (1 if isinstance(lst.size, int) else np.int32(1))
+    longer = lst.size + (1 if is_size(lst.size) else np.int32(1))
     if lst.same is not None and is_same(lst.same, value):
         return dataclasses.replace(lst, size=longer)
-    if lst.same is not None and isinstance(lst.size, int):
+    if lst.same is not None and is_size(lst.size):
         return push_back(with_buffer(lst), value)
     if lst.buffer is None:
         growth = lst.growth + 1
         return dataclasses.replace(lst, same=None, size=longer, element=element, growth=growth)
     index = lst.size
-    if isinstance(index, int):
-        if index == lst.capacity:
-            lst = with_buffer(lst, capacity=index + 1)
-        index = np.asarray(index, np.int32)
+    if is_size(index):
+        if not decided("ge", lst.capacity, longer):
+            lst = with_buffer(lst, capacity=longer)
+        index = _place(index)
     lst = dataclasses.replace(lst, element=element)
     return _written(lst, index, conform(value, element), longer)
 
 
 def pop_back(lst: TensorList, element: Element | None = None) -> tuple[TensorList, Value]:
     """The list without its last element, and that element."""
-    if isinstance(lst.size, int):
+    if is_size(lst.size):
         if lst.size == 0:
             raise _problem("pops an element of an empty list")
-        last: Value = np.asarray(lst.size - 1, np.int32)
+        last: Value = _place(lst.size - 1)
         size: Value = lst.size - 1
     else:
         last = size = lst.size - np.int32(1)
     value = get_item(lst, last, element)
     if lst.items is not None:
         last_one = lst.element is None and len(lst.items) == 1
-        element = element_of(value) if last_one else lst.element
+        element = element_of(value, lst.dtype) if last_one else lst.element
         return TensorList(lst.items[:-1], None, size, element, lst.dtype), value
     return dataclasses.replace(lst, size=size), value
 
@@ -480,7 +494,12 @@ def gathered(lst: TensorList, indices: Value, element: Element | None = None) ->
     return jnp.take(with_buffer(lst, element=element).buffer, indices, axis=0, mode="clip")
 
 
-def joined(rows: Value) -> tuple[Value, np.ndarray]:
+def joined(rows: Value) -> tuple[Value, Value]:
     """Elements concatenated along their first axis, and the length of each."""
-    lengths = np.full(rows.shape[0], rows.shape[1], np.int64)
+    count, length = rows.shape[:2]
+    int64 = jax.dtypes.canonicalize_dtype(np.int64)
+    if is_open(count):
+        lengths = lax.full((count,), as_value(length, int64), int64)
+    else:
+        lengths = pack_dims([length] * count, int64)
     return lax.reshape(rows, (rows.shape[0] * rows.shape[1], *rows.shape[2:])), lengths
