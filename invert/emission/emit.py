@@ -197,7 +197,7 @@ def _emit(
     forms.append(_Form(checks, False, False, False))
     if styles != checks:
         forms[:0] = [_Form(styles), _Form(styles, outlined=False)]
-    forms.append(_Form(checks, False, False, False, plain=True))
+    forms.append(_Form(checks, False, False, False, plain=True, trees=False))
     derived = {
         name: r if r.derived is None else dataclasses.replace(r, program=r.derived)
         for name, r in recovered.items()
@@ -231,6 +231,9 @@ def _emit(
                 forms.insert(0, dataclasses.replace(form, every_size=True))
         except EmissionError as error:
             failures.append(error.reason)
+        if emission is None and variant.maps:
+            forms.insert(0, dataclasses.replace(form, trees=False))
+            continue
         if emission is not None:
             reasons = [f"written as {form}: {failures[0]}"] if failures else []
             messages = (*notes, *reasons, *emission.messages)
@@ -308,6 +311,7 @@ class _Form:
     - `plain`: as for `Writer`.
     - `every_size`: as `every` for `give_sizes`.
     - `gradients`: whether backward passes are derivatives of a loss.
+    - `trees`: whether operations on all arrays of a tree are written once.
     - `stacks`: whether the steps of loops over stacked parameters are layers, and whether bodies of
         loops call layers of the program around them.
     """
@@ -320,6 +324,7 @@ class _Form:
     every_size: bool = False
     stacks: bool = True
     gradients: bool = False
+    trees: bool = True
 
     def __str__(self) -> str:
         if self.gradients:
@@ -343,6 +348,8 @@ class _Variant:
         self.row_of: dict[Var, Var] = {}
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
+        # Whether operations on trees are written once.
+        self.maps = False
         self.parameters = Parameters(recovered)
         # Shared with `parameters`; layers rename some of them.
         self.paths, self.held = self.parameters.paths, self.parameters.held
@@ -448,10 +455,14 @@ class _Variant:
         arrays = {v: self.weights.rows.get(v, v) for _, v in tree.root.leaves()}
         whole = {v: names[w] for v, w in arrays.items() if isinstance(w, Var)}
         specs = {v: known[name] for v, name in whole.items() if name in known}
-        main = main_class.Main(classes, methods, stacked=len(whole) < len(arrays), specs=specs)
+        main = main_class.Main(
+            classes, methods, stacked=len(whole) < len(arrays), specs=specs,
+            trees=self.form.trees,
+        )  # fmt: skip
         flags = self.parameters.flags()
         trained = {v for v, w in arrays.items() if all(map(flags.get, stack.leaves_of(w)))}
         loader = main.add(tree.root, trained)
+        self.maps = main.maps
         self.messages += main.messages
         texts = self._texts(classes, file, loader.cls, module_of)
         self._begin("comparing the source")

@@ -52,7 +52,8 @@ def test_a_step_is_a_loss_and_an_update() -> None:
     text = _text(_step(_mse), (P, *BATCH))
     assert "def loss_fn(p):" in text
     assert "loss, grads = jax.value_and_grad(loss_fn)(p)" in text
-    assert 'w = p["w"] - 0.1 * grads["w"]' in text
+    assert "p = jax.tree.map(lambda p, g: p - 0.1 * g, p, grads)" in text
+    assert "return p, loss" in text
     assert "einsum" not in text  # which the backward pass consists of
 
 
