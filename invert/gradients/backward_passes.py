@@ -178,26 +178,27 @@ class _Search:
         """The program with the number and its derivatives as one equation."""
         if any(e.primitive is value_and_grad_p for e in self.needed):
             return None
+        if not self._may_have_derivatives():
+            return None
+        others: list[Var] = []
         for found in self._with_results([self.number]):
             others = self._still_used(found)
-            if not others:
+            if others:
+                break  # equations that compute them would be in the program twice
+            if self.fits(found.program):
                 return found.program
-            if len(others) <= _MOST_OTHERS:
-                whole = next(self._with_results([self.number, *others]), None)
-                return None if whole is None else whole.program
-        return None
+        if not 0 < len(others) <= _MOST_OTHERS:
+            return None
+        whole = (found.program for found in self._with_results([self.number, *others]))
+        return next(filter(self.fits, whole), None)
 
     def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
+        """Programs with the number, and perhaps more results, and derivatives as one equation."""
         count = len(self.graph.eqns)
-        if not self._may_have_derivatives():
-            return
         for forward in _forwards(self.graph, results, self.recognize):
             found = _Loss(self.graph, results, forward).replaced()
-            if found is None:
-                continue
             # The backward pass takes at least as many equations as the loss.
-            gone = count - len(found.program.eqns)
-            if gone >= len(self.needed) and self.fits(found.program):
+            if found is not None and count - len(found.program.eqns) >= len(self.needed):
                 yield found
 
     def _may_have_derivatives(self) -> bool:
