@@ -7,13 +7,14 @@ while all leaves are computed in the same way, to the trees among the arguments 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 from invert._private.jax import Primitive
+from invert.emission.layers.cut import LayerCall
 from invert.emission.python.pytrees import Column, column_of, parts_of
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
@@ -111,9 +112,14 @@ class _Values:
         return not self.eqns and self.same is None and not self.is_tree
 
 
-def _has_others(values: _Values) -> bool:
+def _before(values: _Values) -> Iterable[_Values]:
+    """A column and all that it is computed from."""
+    return reached([values], lambda c: c.operands)
+
+
+def _reads_others(values: _Values) -> bool:
     """Return whether a column is computed from arrays of which nothing is known."""
-    return any(c.is_other for c in reached([values], lambda c: c.operands))
+    return any(c.is_other for c in _before(values))
 
 
 class _Search:
@@ -164,9 +170,10 @@ class _Search:
         """Find the largest trees among the results whose leaves are computed alike."""
         column = column_of(tree)
         if column is not None and (values := self._values(column)) is not None:
-            if values.eqns:
+            if values.is_tree:
+                return
+            if values.eqns and any(c.is_tree for c in _before(values)):
                 self._outputs[values] = path
-            if values.eqns or values.is_tree:
                 return
         for key, part in parts_of(tree):
             self._find(part, (*path, key))
@@ -188,7 +195,7 @@ class _Search:
                     continue
                 for structure in sorted(found, key=str):
                     values = self._values((structure, (first, *reversed(terms))))
-                    if values is not None and values.eqns and not _has_others(values):
+                    if values is not None and values.eqns and not _reads_others(values):
                         self._sums[values] = eqn.outvars[0]
 
     def _values(self, column: Column) -> _Values | None:
@@ -209,7 +216,8 @@ class _Search:
         if column in self.arguments:
             return _Values(column, is_tree=True)
         eqns = list(self.graph.makers(leaves))
-        if column in self.other or len(eqns) < len(leaves):
+        calls = any(isinstance(e, LayerCall) for e in eqns)
+        if column in self.other or len(eqns) < len(leaves) or calls:
             return unknown
         if eqns[0].primitive is value_and_grad_p:
             return self._gradient(column, eqns)

@@ -41,7 +41,8 @@ class Trees:
         if (column := column_of(tree)) is not None:
             self.add(column, value, hint)
         for key, part in parts_of(tree):
-            self.add_parts(part, access(value, [key]), name_of(key) or hint)
+            if jax.tree_util.tree_leaves(part):
+                self.add_parts(part, access(value, [key]), name_of(key) or hint)
 
     def written(self, tree: Any, values: Mapping[int, Hashable]) -> Any:
         """A tree of expressions, in which known trees are one expression each.
