@@ -118,7 +118,7 @@ def emit_methods(
                 "composites",
                 remedy="Use the module itself.",
             )
-    change = _prepared if len(recovered) > 1 else lambda r: _with_constants(_prepared(r))
+    change = _prepared if len(recovered) > 1 else _prepared_alone
     recovered = {name: _with_gradients(r, change) for name, r in recovered.items()}
     if not any(meshes.has_shards(r.program) for r in recovered.values()):
         return _emit(recovered, title, styles, notes)
@@ -129,11 +129,16 @@ def emit_methods(
         return _emit(_with_checks(recovered, False), title, styles, notes)
 
 
-def _prepared(recovered: Recovered) -> Recovered:
-    return dataclasses.replace(recovered, program=_as_written(recovered.program))
+def _prepared(recovered: Recovered, *, implied: bool = True) -> Recovered:
+    program = _as_written(recovered.program, implied=implied)
+    return dataclasses.replace(recovered, program=program)
 
 
-def _with_gradients(recovered: Recovered, change: Callable[[Recovered], Recovered]) -> Recovered:
+def _prepared_alone(recovered: Recovered, *, implied: bool = True) -> Recovered:
+    return _with_constants(_prepared(recovered, implied=implied))
+
+
+def _with_gradients(recovered: Recovered, change: Callable[..., Recovered]) -> Recovered:
     """A changed program, also with its backward passes as derivatives of a loss."""
     changed = change(recovered)
     if meshes.has_shards(recovered.program):
@@ -150,15 +155,25 @@ def _with_gradients(recovered: Recovered, change: Callable[[Recovered], Recovere
         )
     if derived is None:
         return changed
-    other = change(dataclasses.replace(recovered, program=derived))
-    pairs = zip(changed.constants, other.constants, strict=False)
-    if len(changed.constants) != len(other.constants) or any(a is not b for a, b in pairs):
-        return changed
-    # The form of the text must not change the derivative.
+    whole = dataclasses.replace(recovered, program=derived)
     with jax.enable_x64(recovered.x64):
-        whole = change(dataclasses.replace(recovered, program=expanded(derived))).program
-        difference = traced_form.difference(whole, _as_written(expanded(other.program)))
-    return changed if difference else dataclasses.replace(changed, derived=other.program)
+        traced = dataclasses.replace(recovered, program=expanded(derived))
+    # The form of the text must not change the derivative, as that of some broadcasts does.
+    for implied in (True, False):
+        other, target = change(whole, implied=implied), change(traced, implied=implied)
+        if not _are_one(other.constants, changed.constants):
+            return changed
+        with jax.enable_x64(recovered.x64):
+            program = _as_written(expanded(other.program), implied=implied)
+            difference = traced_form.difference(target.program, program)
+        if difference is None:
+            return dataclasses.replace(changed, derived=other.program)
+    return changed
+
+
+def _are_one(one: Sequence[object], other: Sequence[object]) -> bool:
+    same = all(a is b for a, b in zip(one, other, strict=False))
+    return same and len(one) == len(other)
 
 
 def _expanded(recovered: Recovered) -> Recovered:
@@ -197,7 +212,7 @@ def _emit(
     forms.append(_Form(checks, False, False, False))
     if styles != checks:
         forms[:0] = [_Form(styles), _Form(styles, outlined=False)]
-    forms.append(_Form(checks, False, False, False, plain=True))
+    forms.append(_Form(checks, False, False, False, plain=True, trees=False))
     derived = {
         name: r if r.derived is None else dataclasses.replace(r, program=r.derived)
         for name, r in recovered.items()
@@ -231,6 +246,9 @@ def _emit(
                 forms.insert(0, dataclasses.replace(form, every_size=True))
         except EmissionError as error:
             failures.append(error.reason)
+        if emission is None and variant.maps:
+            forms.insert(0, dataclasses.replace(form, trees=False))
+            continue
         if emission is not None:
             reasons = [f"written as {form}: {failures[0]}"] if failures else []
             messages = (*notes, *reasons, *emission.messages)
@@ -308,6 +326,7 @@ class _Form:
     - `plain`: as for `Writer`.
     - `every_size`: as `every` for `give_sizes`.
     - `gradients`: whether backward passes are derivatives of a loss.
+    - `trees`: whether operations on all arrays of a tree are written once.
     - `stacks`: whether the steps of loops over stacked parameters are layers, and whether bodies of
         loops call layers of the program around them.
     """
@@ -320,6 +339,7 @@ class _Form:
     every_size: bool = False
     stacks: bool = True
     gradients: bool = False
+    trees: bool = True
 
     def __str__(self) -> str:
         if self.gradients:
@@ -343,6 +363,8 @@ class _Variant:
         self.row_of: dict[Var, Var] = {}
         self.x64 = any(r.x64 for r in recovered.values())
         self.messages: list[str] = []
+        # Whether operations on trees are written once.
+        self.maps = False
         self.parameters = Parameters(recovered)
         # Shared with `parameters`; layers rename some of them.
         self.paths, self.held = self.parameters.paths, self.parameters.held
@@ -448,10 +470,14 @@ class _Variant:
         arrays = {v: self.weights.rows.get(v, v) for _, v in tree.root.leaves()}
         whole = {v: names[w] for v, w in arrays.items() if isinstance(w, Var)}
         specs = {v: known[name] for v, name in whole.items() if name in known}
-        main = main_class.Main(classes, methods, stacked=len(whole) < len(arrays), specs=specs)
+        main = main_class.Main(
+            classes, methods, stacked=len(whole) < len(arrays), specs=specs,
+            trees=self.form.trees,
+        )  # fmt: skip
         flags = self.parameters.flags()
         trained = {v for v, w in arrays.items() if all(map(flags.get, stack.leaves_of(w)))}
         loader = main.add(tree.root, trained)
+        self.maps = main.maps
         self.messages += main.messages
         texts = self._texts(classes, file, loader.cls, module_of)
         self._begin("comparing the source")
@@ -680,9 +706,15 @@ def _units(file: File, jaxpr: Jaxpr) -> list[list[Eqn]]:
     return [[by_id[i] for i in (last, *g.covered)] for last, g in groups.items()]
 
 
-def _as_written(program: Jaxpr) -> Jaxpr:
-    """The program in the form of text, also where loops close over numbers or arrays of them."""
-    program = map_jaxprs(with_numbers_inside(program), as_written)
+def _as_written(program: Jaxpr, *, implied: bool = True) -> Jaxpr:
+    """The program in the form of text, also where loops close over numbers or arrays of them.
+
+    **Arguments:**
+
+    - `implied`: whether operations broadcast arrays themselves where they can.
+    """
+    written = functools.partial(as_written, implied=implied)
+    program = map_jaxprs(with_numbers_inside(program), written)
     if _LOOPS.isdisjoint(names_in(program)):
         return program
     # Arrays that repeat a number have moved into bodies, where operations may be neutral now.

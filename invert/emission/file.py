@@ -12,12 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from invert._errors import EmissionError
 from invert._private.jax import open_jaxpr
 from invert.emission import meshes
-from invert.emission.expressions import control_flow, copies, derivatives, helpers, literals
+from invert.emission.expressions import (
+    control_flow,
+    copies,
+    derivatives,
+    helpers,
+    literals,
+    trees,
+)
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Statement
 from invert.emission.expressions.writer import Writer
+from invert.emission.layers.mapped_trees import TreeMap
 from invert.emission.python import shorthand, syntax
 from invert.emission.python.format import fitted, formatted
 from invert.emission.python.naming import Names, comment, snake
@@ -64,6 +72,8 @@ class File(Writer):
         placed = self.layer(body, eqn)
         if placed is None and eqn.primitive is value_and_grad_p:
             placed = derivatives.value_and_grad(self, body, eqn)
+        if placed is None and isinstance(eqn, TreeMap):
+            placed = trees.tree_map(self, body, eqn)
         return placed if placed is not None else control_flow.structured(self, body, eqn)
 
     def function(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -19,10 +20,11 @@ from invert._errors import EmissionError
 from invert.emission.annotations import dimensions_of, kind_of
 from invert.emission.classes import Classes
 from invert.emission.emitted import CALL
-from invert.emission.expressions import literals
+from invert.emission.expressions import literals, trees
 from invert.emission.expressions.body import Body
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Statement, ValueType
+from invert.emission.layers import mapped_trees
 from invert.emission.layers.cut import Layer
 from invert.emission.layers.shared import Draft
 from invert.emission.layers.state import StateVar
@@ -31,6 +33,7 @@ from invert.emission.outer_method import around
 from invert.emission.python import pytrees, syntax
 from invert.emission.python.naming import Names, camel, comment, identifier, snake
 from invert.emission.python.nouns import PLAIN, STREAM, says
+from invert.emission.python.pytrees import Trees
 from invert.emission.reader import Reader, trainable
 from invert.emission.sizes.expressions import (
     dimension_of,
@@ -43,7 +46,7 @@ from invert.emission.twin_runs import CallOf
 from invert.ir.avals import is_key
 from invert.ir.graph import is_var
 from invert.ir.sizes import Constraint, Shape, dimension, is_open
-from invert.ir.types import Atom, Value, Var
+from invert.ir.types import Atom, Tree, Value, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,7 @@ class _Arguments:
     - `given`: expressions of arrays that are a part of an argument.
     - `called`: names of all arrays.
     - `unpacked`: statements that unpack lists of named arrays.
+    - `trees`: the trees among them.
     """
 
     hints: list[str]
@@ -95,6 +99,7 @@ class _Arguments:
     given: dict[Var, ast.expr] = dataclasses.field(default_factory=dict)
     called: dict[Atom, str] = dataclasses.field(default_factory=dict)
     unpacked: list[Statement] = dataclasses.field(default_factory=list)
+    trees: Trees = dataclasses.field(default_factory=Trees)
 
 
 class Main:
@@ -104,6 +109,11 @@ class Main:
 
     - `stacked`: whether some layers are stacked.
     - `specs`: the shardings of parameters.
+    - `trees`: whether operations on all arrays of a tree are written once.
+
+    **Attributes:**
+
+    - `maps`: whether there are such operations.
     """
 
     def __init__(
@@ -113,8 +123,10 @@ class Main:
         *,
         stacked: bool = False,
         specs: Mapping[Var, PartitionSpec] | None = None,
+        trees: bool = False,
     ):
         self.classes, self.methods, self.stacked = classes, methods, stacked
+        self.trees, self.maps = trees, False
         self.specs = specs or {}
         self.file = classes.file
         self.messages: list[str] = []
@@ -241,13 +253,19 @@ class Main:
             eqns=self.classes.lists.looped(layer.steps),
         )
         count = len(layer.outputs) - len(entry.checks)
+        if self.trees:
+            tree = pytrees.filled(_numbers(entry, count), layer.outputs[:count])
+            one = functools.partial(trees.is_one, self.file)
+            whole = jaxpr
+            jaxpr = mapped_trees.with_maps(jaxpr, [*arguments.trees.values], tree, one)
+            self.maps = self.maps or jaxpr is not whole
         wanted = {**_keys(entry, layer.outputs[:count]), **self.classes.wanted(layer)}
         given = {**self.classes.own(layer), **arguments.given}
-        body = Body(self.file, jaxpr, given, arguments.called, wanted, layer.path)
+        body = Body(self.file, jaxpr, given, arguments.called, wanted, layer.path, arguments.trees)
         results = body.run()
         stem = "" if method.name == CALL else method.name
         value, returns = self._result(
-            entry, results[:count], layer.outputs[:count], f"{stem}_outputs", draft
+            entry, results[:count], layer.outputs[:count], f"{stem}_outputs", draft, body.trees
         )
         if entry.assigned:
             value = syntax.tuple_of([value, results[-1]])
@@ -311,6 +329,7 @@ class Main:
                     [self._array(v, draft, p) for v, p in zip(variables, parts, strict=True)]
                 )
                 arguments.annotations[token] = self._typed(kinds, hint, draft)
+                arguments.types[token] = None
                 if (called := _names_in(tree)) and not method.fixed:
                     arguments.called |= zip(variables, called, strict=True)
                     arguments.unpacked.append(
@@ -322,6 +341,8 @@ class Main:
                         )
                     )
                     continue
+                if self.trees:
+                    arguments.trees.add_parts(structure.unflatten(variables), named, hint)
                 for (path, _), v, part in zip(leaves, variables, parts, strict=True):
                     arguments.given[v] = part
                     arguments.called[v] = _last_key(path)
@@ -334,17 +355,18 @@ class Main:
         outputs: Sequence[Atom],
         hint: str,
         draft: Draft,
+        known: pytrees.Trees,
     ) -> tuple[ast.expr, ast.expr]:
         """The results in the structure of the original, and its annotation."""
-        numbers = entry.outputs
-        if jax.tree_util.tree_structure(numbers) != entry.out_tree:
-            numbers = jax.tree_util.tree_unflatten(entry.out_tree, range(len(results)))
+        numbers = _numbers(entry, len(results))
         tree = pytrees.filled(numbers, results)
         kinds = pytrees.filled(numbers, [self._array(v, draft) for v in outputs])
         plain = pytrees.known(tree)
         if jax.tree_util.tree_structure(plain) != jax.tree_util.tree_structure(tree):
             self.messages.append("results are tuples where the text does not know their classes")
-        return pytrees.nested(plain), self._typed(pytrees.known(kinds), hint, draft)
+        values = {id(e): a for e, a in zip(results, outputs, strict=True)}
+        whole = pytrees.nested(known.written(plain, values))
+        return whole, self._typed(pytrees.known(kinds), hint, draft)
 
     def _typed(self, kinds: object, hint: str, draft: Draft) -> ast.expr:
         """The annotation of a pytree of annotations."""
@@ -572,6 +594,13 @@ def _last_key(path: Sequence[KeyEntry]) -> str:
     """The last name in a path; `PLAIN` if it has only numbers."""
     names = [k.key for k in path if isinstance(getattr(k, "key", None), str)]
     return snake(names[-1], PLAIN) if names else PLAIN
+
+
+def _numbers(entry: EntryPoint, count: int) -> Tree:
+    """The numbers of the flat results in their structure."""
+    if jax.tree_util.tree_structure(entry.outputs) == entry.out_tree:
+        return entry.outputs
+    return jax.tree_util.tree_unflatten(entry.out_tree, range(count))
 
 
 def _keys(entry: EntryPoint, outputs: Sequence[Atom]) -> dict[Var, str]:

@@ -50,7 +50,7 @@ from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.loops import ScanParts
 from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
-from invert.ir.order import postorder
+from invert.ir.order import by_number, postorder
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
 from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
@@ -129,9 +129,63 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
     for number in _numbers(program)[:_MOST_TRIED]:
         graph = Graph(found)
         if number in graph.producers:
-            search = _Search(graph, number, graph.needed([number])[0], recognize, fits)
-            found = search.run() or found
+            apart = _Apart(graph, _of_other_losses(graph, number))
+            found = apart.searched(number, recognize, fits) or found
     return found
+
+
+def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
+    """The results that other derivatives are used for, and that a number is computed from.
+
+    As the new parameters of a discriminator, which the loss of its generator closes over.
+    """
+    needed, _ = graph.needed([number])
+    losses = [v for e in needed if e.primitive is value_and_grad_p for v in e.outvars]
+    made = {v for e in computed_from(losses, needed) for v in e.outvars}
+    return [v for v in dict.fromkeys(graph.jaxpr.outvars) if v in made and v is not number]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Apart:
+    """A program in two parts.
+
+    **Arguments:**
+
+    - `given`: values that the second part takes as arguments.
+    """
+
+    graph: Graph
+    given: Sequence[Var]
+
+    def searched(
+        self, number: Var, recognize: Recognize, fits: Callable[[Jaxpr], bool]
+    ) -> Jaxpr | None:
+        """The program with a number of the second part and its derivatives as one equation."""
+        if not self.given:
+            search = _Search(self.graph, number, recognize, fits)
+            return search.run()
+        jaxpr, given = self.graph.jaxpr, {*self.given}
+        rest = [e for e in jaxpr.eqns if given.isdisjoint(e.outvars)]
+        second = Graph(jaxpr.replace(invars=[*jaxpr.invars, *self.given], eqns=rest))
+
+        def whole_fits(derived: Jaxpr) -> bool:
+            whole = self._joined(derived)
+            return whole is not None and fits(whole)
+
+        found = _Search(second, number, recognize, whole_fits).run()
+        return None if found is None else self._joined(found)
+
+    def _joined(self, second: Jaxpr) -> Jaxpr | None:
+        """The whole program; `None` if the parts need each other's values."""
+        made = {v for e in second.eqns for v in e.outvars}
+        needed, _ = self.graph.needed(self.given)
+        eqns = [*(e for e in needed if made.isdisjoint(e.outvars)), *second.eqns]
+        read = [[a for a in e.invars if is_var(a)] for e in eqns]
+        order = by_number(range(len(eqns)), [e.outvars for e in eqns], read)
+        if len(order) < len(eqns):
+            return None
+        eqns = [eqns[k] for k in order]
+        return second.replace(invars=self.graph.jaxpr.invars, eqns=eqns)
 
 
 def _numbers(program: Jaxpr) -> list[Var]:
@@ -162,43 +216,43 @@ def _is_number(v: Atom) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Looks for the derivatives of one number.
-
-    **Arguments:**
-
-    - `needed`: the equations that compute it.
-    """
+    """Looks for the derivatives of one number."""
 
     graph: Graph
     number: Var
-    needed: Sequence[Eqn]
     recognize: Recognize
     fits: Callable[[Jaxpr], bool]
+
+    @functools.cached_property
+    def needed(self) -> Sequence[Eqn]:
+        """The equations that compute it."""
+        return self.graph.needed([self.number])[0]
 
     def run(self) -> Jaxpr | None:
         """The program with the number and its derivatives as one equation."""
         if any(e.primitive is value_and_grad_p for e in self.needed):
             return None
+        if not self._may_have_derivatives():
+            return None
+        others: list[Var] = []
         for found in self._with_results([self.number]):
             others = self._still_used(found)
-            if not others:
+            if others:
+                break  # equations that compute them would be in the program twice
+            if self.fits(found.program):
                 return found.program
-            if len(others) <= _MOST_OTHERS:
-                whole = next(self._with_results([self.number, *others]), None)
-                return None if whole is None else whole.program
-        return None
+        if not 0 < len(others) <= _MOST_OTHERS:
+            return None
+        whole = (found.program for found in self._with_results([self.number, *others]))
+        return next(filter(self.fits, whole), None)
 
     def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
+        """Programs with the number, and perhaps more results, and derivatives as one equation."""
         count = len(self.graph.eqns)
-        if not self._may_have_derivatives():
-            return
         for forward in _forwards(self.graph, results, self.recognize):
             found = _Loss(self.graph, results, forward).replaced()
-            if found is None:
-                continue
             # The backward pass takes at least as many equations as the loss.
-            gone = count - len(found.program.eqns)
-            if gone >= len(self.needed) and self.fits(found.program):
+            if found is not None and count - len(found.program.eqns) >= len(self.needed):
                 yield found
 
     def _may_have_derivatives(self) -> bool:

@@ -23,6 +23,8 @@ _EXACT: Mapping[str, Callable[..., np.ndarray]] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
     "select_n": lambda which, *cases: cases[int(which)],
 }  # fmt: skip
+# Those of which the result for zeros is zero.
+_OF_ZEROS = frozenset(("add", "mul"))
 # Narrower types may be computed in wider ones.
 _TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
 
@@ -31,7 +33,8 @@ def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
     """Replace computations on numbers, and on arrays of one number, by their values.
 
     `x / jnp.maximum(1.0, jnp.full(3, 1e-7))` is `x / 1.0`. Results that are zero or not finite,
-    and subnormal numbers stay as they are, since these may depend on the compiler.
+    and subnormal numbers stay as they are, since these may depend on the compiler; sums and
+    products of zeros do not.
     """
     known: dict[Var, np.ndarray] = {}
 
@@ -69,7 +72,12 @@ def _value(eqn: Eqn, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:
     if any(map(_is_subnormal, (*given, value))):
         return None
     portable = value.dtype.kind == "b" or (np.isfinite(value) and value != 0)
-    return value if portable else None
+    zeros = name in _OF_ZEROS and all(map(_is_zero, (*given, value)))
+    return value if portable or zeros else None
+
+
+def _is_zero(x: np.ndarray) -> bool:
+    return bool(x == 0) and not np.signbit(x)
 
 
 def _is_subnormal(x: np.ndarray) -> bool:

@@ -57,12 +57,16 @@ def is_implied(broadcast: Eqn) -> bool:
     )
 
 
-def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
+def with_narrow_operands(jaxpr: Jaxpr, *, arrays: bool = True) -> Jaxpr:
     """Remove the broadcasts of operands that the operation itself performs.
 
     `x + broadcast(b)` is `x + b[None]`, `x - zeros` is `x - 0.0`, and `ones & mask` is the mask.
     Zeros that also enter a matrix product, such as the initial state of a recurrent layer, stay one
     array.
+
+    **Arguments:**
+
+    - `arrays`: whether this holds for arrays, and not only for numbers.
     """
     jaxpr, kept = _with_states(_with_narrow_indices(jaxpr))
     makers: dict[Atom, Eqn] = {}
@@ -72,7 +76,11 @@ def with_narrow_operands(jaxpr: Jaxpr) -> Jaxpr:
             if before is not None and isinstance(before.invars[0], Literal):
                 (out,) = eqn.outvars
                 makers[out] = broadcast_in_place_of(eqn, before.invars[0], out, ())
-            elif broadcasts(eqn) and eqn.outvars[0] not in kept:
+            elif (
+                broadcasts(eqn)
+                and eqn.outvars[0] not in kept
+                and (arrays or not eqn.invars[0].aval.shape)
+            ):
                 makers[eqn.outvars[0]] = eqn
     if not makers:
         return jaxpr

@@ -21,7 +21,7 @@ from invert.ir.triangles import with_triangles
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal
 
 
-def as_written(jaxpr: Jaxpr) -> Jaxpr:
+def as_written(jaxpr: Jaxpr, *, implied: bool = True) -> Jaxpr:
     """A program as an author would write it.
 
     Sums of cotangents use `+`. Arrays of one number become numbers, and so do results computed from
@@ -31,12 +31,18 @@ def as_written(jaxpr: Jaxpr) -> Jaxpr:
     rows by their index alone, convolutions pad their images, and arrays are joined along the axis
     that they end up in. What is limited from above and then from below is limited from below first,
     as by `jnp.clip`.
+
+    **Arguments:**
+
+    - `implied`: whether operations broadcast arrays themselves where they can, and not only
+        numbers. The derivative of such a broadcast is another one.
     """
     jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
-    narrow = with_narrow_operands(without_neutral(with_wrapped_positions(jaxpr)))
+    plain = without_neutral(with_wrapped_positions(jaxpr))
+    narrow = with_narrow_operands(plain, arrays=implied)
     # Each may uncover more of the other: `x - zeros / 1.0`, `x - (zeros + zeros)`.
     while (plain := without_neutral(narrow)) is not narrow:
-        narrow = with_narrow_operands(plain)
+        narrow = with_narrow_operands(plain, arrays=implied)
     narrow = _without_inverse_transposes(narrow)
     narrow = with_arguments(_with_differences(narrow))
     narrow = with_concatenations(_with_clips(narrow))

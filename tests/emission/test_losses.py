@@ -52,7 +52,8 @@ def test_a_step_is_a_loss_and_an_update() -> None:
     text = _text(_step(_mse), (P, *BATCH))
     assert "def loss_fn(p):" in text
     assert "loss, grads = jax.value_and_grad(loss_fn)(p)" in text
-    assert 'w = p["w"] - 0.1 * grads["w"]' in text
+    assert "p = jax.tree.map(lambda p, g: p - 0.1 * g, p, grads)" in text
+    assert "return p, loss" in text
     assert "einsum" not in text  # which the backward pass consists of
 
 
@@ -106,6 +107,32 @@ def test_a_loss_returns_more_than_its_value() -> None:
     assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in text
 
 
+def test_the_parts_of_a_loss_are_results() -> None:
+    """The program computes them once, inside of the loss."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        h = jax.nn.gelu(x @ p["w"] + p["b"])
+        scores = jax.nn.log_softmax(h @ p["o"])
+        one, two = -jnp.mean(scores * y), jnp.mean(jnp.sum(jax.nn.softmax(h) ** 2, axis=-1))
+        return one + 0.3 * two, {"one": one, "two": two}
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        (loss, parts), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), loss, parts
+
+    assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in _text(step, (P, *BATCH))
+
+
+def test_biases_that_are_broadcast_first() -> None:
+    """Their derivative is one sum, and not one that keeps an axis."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        h = x @ p["w"] + jnp.broadcast_to(p["b"], (5, 7))
+        return jnp.mean(((h * jnp.tanh(h)) @ p["o"] - y) ** 2)
+
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (P, *BATCH))
+
+
 def test_two_losses_of_one_step() -> None:
     """As of an actor and a critic."""
 
@@ -115,6 +142,25 @@ def test_two_losses_of_one_step() -> None:
         return jax.tree.map(lambda w, g: w - 0.1 * g, (p, q), (grads, others)), one, two
 
     text = _text(step, (P, _f(3, 1), *BATCH))
+    assert text.count("jax.value_and_grad(") == 2
+
+
+def test_a_loss_closes_over_what_another_one_has_changed() -> None:
+    """As of a generator, after a step of its discriminator."""
+
+    def step(p: Any, q: Any, x: Any, y: Any) -> Any:
+        def judged(q: Any, made: Any) -> Any:
+            return jnp.mean(jnp.tanh(made @ q["w"]) ** 2)
+
+        def made(p: Any) -> Any:
+            return jax.nn.softplus(x @ p["w"] + p["b"]) @ p["o"]
+
+        one, grads = jax.value_and_grad(lambda q: judged(q, y) - judged(q, made(p)))(q)
+        q = jax.tree.map(lambda w, g: w - 0.1 * g, q, grads)
+        two, grads = jax.value_and_grad(lambda p: judged(q, made(p)))(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), q, one, two
+
+    text = _text(step, (P, {"w": _f(2, 4), "unused": _f(3)}, *BATCH))
     assert text.count("jax.value_and_grad(") == 2
 
 

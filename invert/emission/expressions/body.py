@@ -39,6 +39,7 @@ from invert.emission.python.nouns import (
     of_scope,
     says,
 )
+from invert.emission.python.pytrees import Trees
 from invert.emission.sizes import expressions as sizes
 from invert.emission.sizes.expressions import dimension_of
 from invert.ir import kinds
@@ -80,7 +81,9 @@ class Placed:
     - `starts`: whether it is only what a loop starts with, and inlined there however long.
     - `covered`: ids of the other equations that it stands for.
     - `trees`: tokens of more results, trees of arrays, named by the last of the hints. They are
-        numbered in the pattern after the results of the equation.
+        numbered in the pattern after the results of the equation; without a pattern, they are all
+        results.
+    - `heir`: as for `Statement`.
     """
 
     expression: ast.expr
@@ -93,6 +96,7 @@ class Placed:
     starts: bool = False
     covered: frozenset[int] = frozenset()
     trees: Sequence[str] = ()
+    heir: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +174,7 @@ class Body:
     - `names`: names of the arguments.
     - `wanted`: preferred names of results with a separate line.
     - `path`: the name scopes of the jaxpr.
+    - `trees`: the trees of values that the text has as one expression.
     """
 
     def __init__(
@@ -180,8 +185,10 @@ class Body:
         names: Mapping[Atom, str] | None = None,
         wanted: Mapping[Atom, str] | None = None,
         path: Sequence[str] = (),
+        trees: Trees | None = None,
     ):
         self.writer = writer
+        self.trees = trees or Trees()
         self.names: dict[Atom, str] = dict(names or {})
         # A transposed or reshaped field is named after the field.
         self._fields = {
@@ -449,6 +456,10 @@ class Body:
             (type(eqn) is LayerCall and len(outs) == 1 and first not in self.wanted)
             or self._activates(eqn, placed, atoms),
         )
+        if placed.trees and placed.pattern is None:
+            statement.targets, statement.types = placed.trees, [None] * len(placed.trees)
+            statement.hints = [*hints, *placed.hints[len(hints) :]][-len(placed.trees) :]
+            statement.heir = placed.heir
         reads = [s.reads for s in inside.values() if s.reads is not None]
         if (own := self._first_shared(eqn, placed)) is not None:
             reads.append(own)

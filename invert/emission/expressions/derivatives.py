@@ -17,7 +17,7 @@ from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn
+from invert.ir.types import Atom, Eqn, Var
 
 
 @dataclasses.dataclass
@@ -88,7 +88,7 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
         keywords["argnums"] = syntax.tuple_of(map(number, range(len(arguments))))
     if others:
         keywords["has_aux"] = number(True)
-    derived = call("jax.value_and_grad", ast.Name(function.token, ast.Load()), **keywords)
+    run = call("jax.value_and_grad", ast.Name(function.token, ast.Load()), **keywords)
     results: Pattern = (0, unpacking(range(1, 1 + others))) if others else 0
     trees: list[str] = []
     patterns: list[Pattern] = []
@@ -102,16 +102,29 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
             more_hints.append("grads" if len(arguments) == 1 else f"{argument.hint}_grads")
             for i in argument.parts:
                 body.given[body.token(eqn.outvars[1 + others + i])] = argument.part(i, tree)
+            derived = dict(zip(eqn.invars[split:], eqn.outvars[1 + others :], strict=True))
+            _add_tree(body, argument.value, derived, ast.Name(tree, ast.Load()), more_hints[-1])
         else:
             (i,) = argument.parts
             patterns.append(1 + others + i)
             if says(argument.hint):
                 hints[1 + others + i] = f"{argument.hint}_grad"
     pattern = (results, patterns[0] if len(patterns) == 1 else tuple(patterns))
-    expression = call(derived, *(a.value for a in arguments))
+    expression = call(run, *(a.value for a in arguments))
     return Placed(
         expression, False, [function], [*hints, *more_hints], pattern=pattern, trees=trees
     )
+
+
+def _add_tree(
+    body: Body, value: ast.expr, derived: Mapping[Atom, Var], tree: ast.expr, hint: str
+) -> None:
+    """Make the derivatives by a whole tree, which is `value`, known as a tree."""
+    text = syntax.text_of(value)
+    for (structure, leaves), known in [*body.trees.values.items()]:
+        if syntax.text_of(known) == text and derived.keys() >= {*leaves}:
+            column = structure, tuple(derived[a] for a in leaves)
+            body.trees.add(column, tree, hint)
 
 
 def _says_or(body: Body, atom: Atom) -> str:
@@ -125,6 +138,7 @@ def _arguments(body: Body, fixed: Sequence[Atom], moving: Sequence[Atom]) -> lis
     number_of = {body.token(a): i for i, a in enumerate(moving) if is_var(a)}
     held = {body.token(a) for a in fixed if is_var(a)}
     differentiable = {body.token(v) for v in body.graph.jaxpr.invars if is_differentiable(v.aval)}
+    differentiable |= number_of.keys()
     trees: dict[str, list[tuple[list[ast.expr], str]]] = {}
     for token, value in body.given.items():
         path = _path(value)

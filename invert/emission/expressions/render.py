@@ -102,7 +102,13 @@ class _Renderer:
 
     def _statement(self, i: int, statement: Statement) -> None:
         names, given = self.names, self.given
+        lambdas: dict[str, ast.expr] = {}
         for inner in statement.functions:
+            if inner.may_be_lambda:
+                node = render(inner, inner.hint, given, self.taken)
+                if (function := _lambda(node)) is not None:
+                    lambdas[inner.token] = function
+                    continue
             given[inner.token] = names.new(inner.hint)
             self.body.append(render(inner, given[inner.token], given, self.taken))
         known = [t for t in dict.fromkeys(read(statement)) if t in given]
@@ -113,6 +119,8 @@ class _Renderer:
             kept.update(*map(syntax.tokens_in, statement.repeat.values()))
         dying = [t for t in known if self.last.get(t) == i and t not in kept]
         value = syntax.renamed(statement.value, given)
+        if lambdas:
+            value = _for_each(syntax.substitute(value, lambdas))
         for token in dying:
             names.free(given[token])
         targets = []
@@ -127,6 +135,8 @@ class _Renderer:
             own = statement.types[k] if k < len(statement.types) else None
             self.types[token] = own
             wanted = self._reused(statement, k, own, dying)
+            if statement.heir in dying and given[statement.heir] not in names.taken:
+                wanted = given[statement.heir]
             if wanted is None and self.streams.holds(i):
                 wanted = next((n for n in (STREAM, PLAIN) if n not in names.taken), None)
             if wanted is None:
@@ -228,6 +238,40 @@ class _Renderer:
             if token in self.types and (statement.flows == "any" or self.types[token] == own):
                 return self.given[token]
         return None
+
+
+# The widest function that is written as a lambda.
+_LAMBDA = 80
+
+
+def _lambda(node: ast.FunctionDef) -> ast.expr | None:
+    """A function as a lambda, if it is one short expression."""
+    match node.body:
+        case [ast.Return(ast.expr() as value)]:
+            function = syntax.lambda_of([a.arg for a in node.args.args], value)
+            return function if syntax.width(function) <= _LAMBDA else None
+    return None
+
+
+def _for_each(value: ast.expr) -> ast.expr:
+    """`sum(f(x) for x in jax.tree.leaves(tree))` for a sum over `jax.tree.map(f, tree)`."""
+    match value:
+        case ast.Call(
+            ast.Name("sum"),
+            [
+                ast.Call(
+                    leaves,
+                    [ast.Call(args=[ast.Lambda(ast.arguments(args=names), element), *trees])],
+                )
+            ],
+        ):
+            each = [ast.Call(leaves, [tree], []) for tree in trees]
+            iterable = each[0] if len(each) == 1 else syntax.call("zip", *each)
+            targets = [ast.Name(a.arg, ast.Store()) for a in names]
+            target = targets[0] if len(targets) == 1 else ast.Tuple([*targets], ast.Store())
+            loop = ast.comprehension(target, iterable, [], 0)
+            return syntax.call("sum", ast.GeneratorExp(element, [loop]))
+    return value
 
 
 def _parameter_hints(function: FunctionText) -> list[str]:

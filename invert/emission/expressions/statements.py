@@ -73,6 +73,7 @@ class Statement:
     - `calls`: whether it calls a layer.
     - `passes`: whether its value is the result of a layer and named only after it.
     - `reads`: the number of the first equation in it that reads a value which others read too.
+    - `heir`: a token whose name the only target takes if it is not used later.
     - `uses`: the values that others read too, each with the numbers of the equations that read it,
         in the order of evaluation.
     """
@@ -91,6 +92,7 @@ class Statement:
     passes: bool = False
     reads: int | None = None
     uses: Sequence[tuple[Var, int]] = ()
+    heir: str = ""
 
 
 @dataclasses.dataclass
@@ -106,6 +108,7 @@ class FunctionText:
     - `types`: types of the parameters.
     - `parts`: preferred names of the values of a tuple parameter.
     - `layers`: names of layers, which only their results may have.
+    - `may_be_lambda`: whether it is written in its place, if it is one short expression.
     """
 
     token: str
@@ -124,6 +127,7 @@ class FunctionText:
     types: Mapping[str, ValueType | None] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layers: Collection[str] = frozenset()
+    may_be_lambda: bool = False
 
     def tokens(self) -> Iterator[str]:
         """Tokens it reads, own ones included."""

@@ -4,16 +4,95 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import keyword
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
-from jax.tree_util import KeyEntry
+from jax.tree_util import KeyEntry, PyTreeDef
 
 from invert._errors import EmissionError
 from invert.emission.python import syntax
-from invert.emission.python.naming import RESERVED
+from invert.emission.python.naming import RESERVED, snake
+from invert.emission.python.nouns import PLAIN
+
+# The structure of a tree, and its leaves.
+Column: TypeAlias = tuple[PyTreeDef, tuple[Any, ...]]
+
+
+@dataclasses.dataclass
+class Trees:
+    """Trees of values that a text has as one expression each, with their names."""
+
+    values: dict[Column, ast.expr] = dataclasses.field(default_factory=dict)
+    hints: dict[Column, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, column: Column, value: ast.expr, hint: str) -> None:
+        """Add a tree; the first expression of equal ones counts."""
+        self.values.setdefault(column, value)
+        self.hints.setdefault(column, hint)
+
+    def add_parts(self, tree: Any, value: ast.expr, hint: str) -> None:
+        """Add a tree and its parts, however deep.
+
+        **Raises:** `EmissionError` if a part cannot be accessed in text.
+        """
+        if (column := column_of(tree)) is not None:
+            self.add(column, value, hint)
+        for key, part in parts_of(tree):
+            if jax.tree_util.tree_leaves(part):
+                self.add_parts(part, access(value, [key]), name_of(key) or hint)
+
+    def written(self, tree: Any, values: Mapping[int, Hashable]) -> Any:
+        """A tree of expressions, in which known trees are one expression each.
+
+        **Arguments:**
+
+        - `values`: the values of the expressions, by their ids.
+        """
+        column = column_of(tree)
+        if column is not None:
+            structure, leaves = column
+            known = self.values.get((structure, tuple(values.get(id(e)) for e in leaves)))
+            if known is not None:
+                return known
+        if type(tree) is dict:
+            return {k: self.written(v, values) for k, v in tree.items()}
+        if type(tree) in (list, tuple):
+            return type(tree)(self.written(v, values) for v in tree)
+        return tree
+
+
+def column_of(tree: Any) -> Column | None:
+    """A tree of dictionaries, lists and tuples that has several leaves; `None` for another."""
+    if not _is_plain(tree):
+        return None
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    return (structure, tuple(leaves)) if len(leaves) > 1 else None
+
+
+def parts_of(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """The children of a node, with their keys."""
+    if not _is_leaf(tree):
+        parts, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+        yield from ((path[0], part) for path, part in parts)
+
+
+def name_of(key: object) -> str:
+    """The name in a key; `""` if it has none."""
+    name = getattr(key, "key", getattr(key, "name", None))
+    return snake(name, PLAIN) if isinstance(name, str) else ""
+
+
+def _is_plain(tree: Any) -> bool:
+    if type(tree) is dict:
+        return all(map(_is_plain, tree.values()))
+    return all(map(_is_plain, tree)) if type(tree) in (list, tuple) else _is_leaf(tree)
+
+
+def _is_leaf(tree: Any) -> bool:
+    return jax.tree_util.all_leaves([tree])
 
 
 def access(value: ast.expr, path: Sequence[KeyEntry]) -> ast.expr:
