@@ -160,6 +160,20 @@ def test_the_condition_of_a_loop_is_what_the_author_compares() -> None:
         jax.tree_util.tree_map(np.testing.assert_array_equal, f(x), jax.jit(fn)(x))
 
 
+def test_branches_that_share_an_index_are_public_functions() -> None:
+    def f(x: Any, k: Any) -> Any:
+        signed = [lax.cond(x[0] > 0, g, lambda: x) for g in (lambda: x * 2, lambda: jnp.sin(x))]
+        chosen = [lax.switch(k, [lambda: x, lambda: -x, g]) for g in (lambda: x + 1, lambda: x * x)]
+        return signed, chosen, (x[0] > 0).astype(jnp.int32), jnp.clip(k, 0, 2)
+
+    x = ramp(3)
+    module = invert.from_exported(export.export(jax.jit(f))(x, 1))
+    assert (module.source.count("lax.cond("), module.source.count("lax.switch(")) == (2, 2)
+    for sign, k in ((1, -1), (-1, 1), (1, 5)):
+        wanted, found = (jax.jit(g)(sign * x, np.int32(k)) for g in (f, module.model))
+        assert jax.tree.all(jax.tree.map(np.array_equal, wanted, found))
+
+
 def test_an_operand_stays_wide_where_no_other_is() -> None:
     # The result has a size that no operand has by itself.
     module, source = written(lambda x: jnp.zeros((2, *x.shape)) + x[None], "b, 3")
