@@ -29,21 +29,24 @@ def has_single_index(shape: Sequence[DimSize], mapped: Container[int]) -> bool:
     return all(n == 1 for i, n in enumerate(shape[:-1]) if i not in mapped)
 
 
-def gathers_numbers(eqn: Eqn) -> bool:
-    """Return whether an equation is a gather of numbers with derivatives."""
-    return eqn.primitive.name == "gather" and is_differentiable(eqn.outvars[0].aval)
+def hides_mode(eqn: Eqn) -> bool:
+    """Return whether an equation looks up numbers with derivatives and may clip indices or not.
+
+    Lookups that JAX makes of dynamic slices under `vmap` are left out, since these always clip.
+    """
+    if eqn.primitive.name != "gather" or not is_differentiable(eqn.outvars[0].aval):
+        return False
+    numbers = eqn.params["dimension_numbers"]
+    if numbers.start_indices_batching_dims:
+        return not eqn.params["unique_indices"]
+    # A dynamic slice has a start for each axis, and drops none of them.
+    starts, axes = numbers.start_index_map, eqn.params["slice_sizes"]
+    return bool(numbers.collapsed_slice_dims) or len(starts) < len(axes)
 
 
 def clips(eqn: Eqn) -> bool:
-    """Return whether an equation gathers numbers with derivatives at clipped indices.
-
-    Slices at one index per row of a batch are left out: JAX makes them of dynamic slices, which
-    always clip.
-    """
-    if not gathers_numbers(eqn) or eqn.params["mode"] != Mode.CLIP:
-        return False
-    mapped = eqn.params["dimension_numbers"].start_indices_batching_dims
-    return not (mapped and eqn.params["unique_indices"])
+    """Return whether an equation clips its indices, but might promise bounds; see `hides_mode`."""
+    return hides_mode(eqn) and eqn.params["mode"] == Mode.CLIP
 
 
 def adds_without_clipping(program: AnyJaxpr) -> bool:

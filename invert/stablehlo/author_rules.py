@@ -45,7 +45,7 @@ from invert.ir.jaxprs import (
     sub_jaxprs,
     with_values,
 )
-from invert.ir.lookups import gathers_numbers
+from invert.ir.lookups import hides_mode
 from invert.ir.lowered_form import lowered_form
 from invert.ir.match import difference
 from invert.ir.order import reached
@@ -110,7 +110,7 @@ def with_named_rules(
 def gather_modes(program: AnyJaxpr | None) -> set[Mode]:
     """How a program's gathers of numbers with derivatives treat indices, where they lower alike."""
     eqns = () if program is None else equations(open_jaxpr(program))
-    modes = {e.params["mode"] for e in eqns if gathers_numbers(e)}
+    modes = {e.params["mode"] for e in eqns if hides_mode(e)}
     return modes & {Mode.CLIP, Mode.PROMISE_IN_BOUNDS}
 
 
@@ -183,7 +183,7 @@ def marked_function(
     several = len(gather_modes(traced)) > 1
 
     def chosen(eqn: Eqn) -> bool:
-        return is_rule(eqn) or (several and gathers_numbers(eqn))
+        return is_rule(eqn) or (several and hides_mode(eqn))
 
     with types_of(exported):
         named, rules = with_named_rules(traced, platform, chosen)

@@ -48,6 +48,21 @@ _CASES: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
         (_X, _I, _J, np.ones(3, np.float32)),
         "x.at[i, j].set(y, wrap_negative_indices=False)",
     ),
+    (
+        lambda x, i, j: x.at[i, j].get(mode="clip", wrap_negative_indices=False),
+        (_X, _I, _J),
+        'x.at[i, j].get(mode="clip", wrap_negative_indices=False)',
+    ),
+    (
+        lambda x, i, j: x.at[i, j].get(mode="fill", indices_are_sorted=True),
+        (_X, np.sort(_I), _J),
+        'x.at[i, j].get(mode="fill", indices_are_sorted=True)',
+    ),
+    (
+        lambda x, i: jnp.take(x, i, axis=0, mode="wrap"),
+        (_X, _I),
+        'x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)',
+    ),
     (lambda x, y: x.at[2:5].set(y), (_X, _Y), "x.at[2:5].set(y)"),
     (lambda x, y: x.at[:2].add(y), (_X, _Y[:2]), "x.at[:2].add(y)"),
     (

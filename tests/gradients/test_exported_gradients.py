@@ -141,6 +141,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
         (X, OUT_OF_BOUNDS),
         "where some gathers promise bounds",
     ),
+    "beside slices": (
+        lambda x, i: x[i] * jax.vmap(lambda k: lax.dynamic_index_in_dim(x, k, keepdims=False))(i),
+        (X, OUT_OF_BOUNDS),
+        "autodiff, where gathers promise bounds",
+    ),
     "stopped": (
         lambda x, i: x[i] * lax.stop_gradient(jnp.sin(x[i])),
         (X, OUT_OF_BOUNDS),
@@ -820,7 +825,9 @@ def test_a_rule_that_reads_its_result_has_both_modes(order: int) -> None:
     np.testing.assert_array_equal(jax.grad(module.model)(X), jax.grad(module)(X))
 
 
-@pytest.mark.parametrize("name", ["promises", "clips", "both", "in_a_loop", "stopped"])
+@pytest.mark.parametrize(
+    "name", ["promises", "clips", "both", "in_a_loop", "beside slices", "stopped"]
+)
 def test_bounds_of_an_artifact_of_this_process(name: str) -> None:
     f, args, _ = PROGRAMS[name]
     module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
@@ -833,6 +840,15 @@ def test_a_promise_needs_no_gradient_of_the_artifact() -> None:
     module = invert.from_exported(jax.export.export(jax.jit(f))(*args))
     assert module.report.gradients == ()
     assert module.report.certificate.kind == "exact"
+
+
+def test_batched_slices_inside_of_library_functions_promise_nothing() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return x[jnp.searchsorted(x, y)] * y
+
+    exported = jax.export.export(jax.jit(f))(jnp.sort(X), X[:3])
+    for artifact in (exported, exported.serialize(vjp_order=1)):
+        assert "x[jnp.searchsorted(x, y)] * y" in invert.from_exported(artifact).source
 
 
 @jax.custom_vjp

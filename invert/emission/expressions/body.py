@@ -122,9 +122,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
         parts = CondParts.of(eqn)
         index = parts.index
         made = graph.producers.get(index) if is_var(index) else None
-        if made is None or len(graph.users[index]) != 1 or index in graph.results:
-            continue
-        if any(a is index for a in parts.operands):
+        if made is None:
             continue
         count = len(parts.branches)
         name, atoms = made.primitive.name, made.invars
@@ -227,7 +225,7 @@ class Body:
         groups = groups_of(self.graph, self.writer)
         self.chosen = _choices(self.graph)
         inside = {i for group in groups.values() for i in group.covered}
-        inside |= {id(choice.eqn) for choice in self.chosen.values()}
+        inside |= {id(choice.eqn) for choice in self.chosen.values() if self._only_chooses(choice)}
         for eqn in jaxpr.eqns:
             if id(eqn) not in inside:
                 self._count(groups[id(eqn)].leaves if id(eqn) in groups else self.atoms(eqn))
@@ -282,6 +280,12 @@ class Body:
         for atom in atoms:
             if is_var(atom):
                 self._uses[atom] = self._uses.get(atom, 0) + 1
+
+    def _only_chooses(self, choice: Choice) -> bool:
+        """Return whether an index is used by nothing but the choices of branches."""
+        (index,) = choice.eqn.outvars
+        read = (a for e in self.graph.users[index] for a in self.atoms(e))
+        return index not in self.graph.results and all(a is not index for a in read)
 
     def atoms(self, eqn: Eqn) -> list[Atom]:
         """The operands of an equation; for a `cond`, its choice's argument first."""

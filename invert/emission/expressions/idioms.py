@@ -525,6 +525,7 @@ def _spelled(atom: Atom, variables: Sequence[Var]) -> ast.expr:
     return literals.of_literal(atom, plain=True)
 
 
+_FLAGS = ("indices_are_sorted", "unique_indices")
 _MODES = {
     lax.GatherScatterMode.CLIP: "clip",
     lax.GatherScatterMode.FILL_OR_DROP: "fill",
@@ -633,18 +634,22 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         if len(indices) != len(axes) or len(variables) > len(LETTERS):
             continue
         own = [_with_axes(placeholder(variables.index(i)), i, column) for i in indices]
-        place, found = _place_of(axes, own), []
+        place, found, others = _place_of(axes, own), [], []
         if mode in (None, "promise_in_bounds") or single:
             found.append(syntax.item(placeholder(0), place))
         if mode is not None:
             at = syntax.item(syntax.field(placeholder(0), "at"), place)
-            found += [syntax.method(at, "get", mode=number(mode), **given) for given in fills]
+            flags = {n: number(True) for n in _FLAGS if eqn.params[n]}
+            options = [{"mode": number(mode), **given, **flags} for given in fills]
+            plain = {"wrap_negative_indices": number(False)}
+            found += [syntax.method(at, "get", **given) for given in options]
+            others = [syntax.method(at, "get", **given, **plain) for given in options]
         if len(axes) == 1:
             axis = {"axis": one_axis(axes[0], len(table.aval.shape) - batch)}
             modes = fills if mode is None else [*fills, {"mode": number(mode)}]
             taken = [call("jnp.take", placeholder(0), own[0], **axis, **given) for given in modes]
             found = [*found, *taken] if first and value is None else [*taken, *found]
-        for looked_up in found:
+        for looked_up in (*found, *others):
             yield Proposal(_mapped(looked_up, variables, batch), variables, "rows")
         if not batch and mode == "clip":  # as of a `dynamic_slice` at several places
             element = syntax.item(placeholder(0), place)
@@ -707,7 +712,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     starts = numbers.scatter_dims_to_operand_dims
     axes = tuple(axis - batch for axis in starts)
-    flags = [n for n in ("indices_are_sorted", "unique_indices") if eqn.params[n]]
+    flags = [n for n in _FLAGS if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
     if (mode := _MODES.get(eqn.params["mode"])) in ("clip", "promise_in_bounds"):
         options = [{**given, "mode": number(mode)} for given in options]

@@ -17,6 +17,8 @@ def product(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Iterator[as
     ((contract_l, contract_r), (batch_l, _)) = eqn.params["dimension_numbers"]
     ranks = [len(a.aval.shape) for a in eqn.invars]
     keywords = dot_options(eqn)
+    if not all(ranks):
+        yield call("jnp.dot", left, right, **keywords)
     count = len(contract_l)
     last = list(range(ranks[0] - count, ranks[0])), list(range(count))
     if not batch_l and count and (list(contract_l), list(contract_r)) == last:

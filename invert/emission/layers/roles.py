@@ -339,7 +339,7 @@ def apart(graph: Graph, names: Mapping[Atom, str]) -> set[Atom]:
     found: set[Atom] = set()
     for eqn in graph.by_primitive.get("dot_general", ()):
         for atom in eqn.invars:
-            if names.get(atom) in _FACTORS:
+            if is_var(atom) and names.get(atom) in _FACTORS:
                 maker = graph.producer(atom, "transpose")
                 turned = maker is not None and _turns_matrices(maker)
                 found.add(maker.invars[0] if maker is not None and turned else atom)
