@@ -410,6 +410,18 @@ def test_a_function_called_with_the_platform_and_with_another_number() -> None:
     assert np.array_equal(two, -x)
 
 
+@pytest.mark.parametrize("num_keys", [1, 300])
+def test_sorts_of_many_arrays(num_keys: int) -> None:
+    """The comparator tells how many keys there are; no other number is tried."""
+    xs = [jax.ShapeDtypeStruct((2,), np.float32)] * 300
+    lowered = jax.jit(lambda *xs: jax.lax.sort(xs, num_keys=num_keys)).lower(*xs)
+    start = time.process_time()
+    recovered = invert.from_stablehlo(lowered)
+    assert time.process_time() - start < 30  # one comparator for each number of keys took minutes
+    (sort,) = recovered.jaxpr.eqns
+    assert sort.params["num_keys"] == num_keys
+
+
 def test_a_sort_is_one_program_for_all_lengths() -> None:
     counts = []
     for n in (8, 100_000):
