@@ -410,6 +410,15 @@ def test_a_function_called_with_the_platform_and_with_another_number() -> None:
     assert np.array_equal(two, -x)
 
 
+def test_names_of_many_scopes() -> None:
+    """Their scopes would become modules inside of modules, in quadratic time and memory."""
+    path = "/".join(["a"] * 20_000)
+    text = module(f'%0 = stablehlo.sine %a : {T} loc("{path}"("a.py":1:1))')
+    start = time.process_time()
+    assert "sin" in invert.from_stablehlo(text.replace("return %a", "return %0")).source
+    assert time.process_time() - start < 20
+
+
 @pytest.mark.parametrize("num_keys", [1, 300])
 def test_sorts_of_many_arrays(num_keys: int) -> None:
     """The comparator tells how many keys there are; no other number is tried."""
