@@ -94,7 +94,7 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
     **Raises:** as `entry_point`.
     """
     config = _config_of(file)
-    tf = import_tensorflow()
+    import_tensorflow()
     try:
         import keras
     except ImportError as error:
