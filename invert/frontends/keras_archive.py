@@ -115,8 +115,8 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
 
     if problems := [*_problems(config, "", is_known), *_content_problems(file)]:
         raise UnsupportedOpError(problems)
+    _check_size(file, _bytes_of_variables(config, own))
     with _errors_of_keras(file, "load"):
-        _check_size(file, _bytes_of_variables(config, own))
         return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
 
 
