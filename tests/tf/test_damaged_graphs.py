@@ -436,7 +436,6 @@ _CLASSES = {"true_classes": [[1]], "num_true": 1, "num_sampled": 2, "unique": Tr
         ),
         (lambda: tf.where(tf.fill([2**26], True)), "Where: has places of 536870912 bytes"),
         (lambda: tf.where(tf.fill([2**30], True)), "Where: .*depends on data"),
-        (lambda: tf.unique(tf.range(2**26)), "Unique: has constants of 536870912 bytes"),
         (
             lambda: _RAW.ResizeArea(
                 images=v1.placeholder(tf.float32, [1, 2**16, 2, 1]), size=[2**16, 2]
