@@ -497,7 +497,7 @@ _TOLD = {
     "frontends/exported.py: _vjp": "runs the author's code, and reports what it raises",
     "frontends/exported.py: _read": "JAX reads bytes",
     "stablehlo/author_rules.py: of": "traces the author's code, and reports what it raises",
-    "frontends/keras_archive.py: load": "Keras reads a file",
+    "frontends/keras_archive.py: _errors_of_keras": "Keras reads and runs a model",
     "frontends/keras_archive.py: _config_of": "zipfile and json read a file",
     "frontends/keras_model.py: _inputs_of": "a property of Keras",
     "frontends/load_check.py: checkpoint_problems": "TensorFlow reads a file",

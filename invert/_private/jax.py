@@ -230,13 +230,13 @@ linear_solve = lax_linalg._solve
 @functools.lru_cache(maxsize=4096)
 def _stack(names: tuple[str, ...]) -> source_info_util.NameStack:
     stack = source_info_util.NameStack()
-    for name in names:
+    for name in (*names[:256], *names[256:][-1:]):  # the last may be a hint
         stack = stack.extend(name)
     return stack
 
 
 def name_stack(names: tuple[str, ...]) -> contextlib.AbstractContextManager[None]:
-    """Set the name scopes of equations traced in the `with` statement."""
+    """Set the name scopes of equations traced in the `with` statement; those too deep are cut."""
     return source_info_util.set_name_stack(_stack(names))
 
 

@@ -17,7 +17,7 @@ from invert._files import content_of
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
 from invert.protos.messages import parse
-from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, type_name
+from invert.protos.tensors import STRING, decode_dtype, decode_shape, is_type, no_array, type_name
 from invert.protos.types import BundleEntryProto, BundleHeaderProto
 
 _HEADER = b""  # the key of the header
@@ -109,6 +109,8 @@ class Checkpoint:
         sizes = tuple(n for n in shape if n is not None)
         if entry.shape.unknown_rank or len(sizes) != len(shape):
             raise self._damaged(name, "has no fixed shape")
+        if (reason := no_array(sizes, decode_dtype(entry.dtype))) is not None:
+            raise self._damaged(name, reason)
         return sizes
 
     def _stored(self, entry: BundleEntryProto, name: str) -> np.ndarray:

@@ -17,6 +17,8 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _TRAILER = 5  # after each block: its compression and checksum
 _PLAIN, _SNAPPY = 0, 1
+# Most bytes of keys per byte of a block: one key in 16 is written out.
+_MOST_PER_BYTE = 64
 
 
 def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
@@ -36,8 +38,12 @@ def read_table(data: bytes, where: str) -> dict[bytes, bytes]:
     _, _, place = _handle(data, footer, where)
     offset, size, _ = _handle(data, place, where)
     entries: dict[bytes, bytes] = {}
+    done = 0
     for _, handle in _entries(_block(data, offset, size, footer, where), offset, where):
         low, length, _ = _handle(handle, 0, where)
+        if low < done:  # each block is read once, so that the work is that of the file
+            raise _damaged(where, low, "a block overlaps the one before it")
+        done = low + length
         for key, value in _entries(_block(data, low, length, footer, where), low, where):
             if key in entries:
                 raise _damaged(where, low, f"the key {key!r} occurs twice")
@@ -85,7 +91,7 @@ def _entries(block: bytes, offset: int, where: str) -> Iterator[tuple[bytes, byt
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     if end < 0:
         raise _damaged(where, offset, "a block has more restarts than bytes")
-    place, key = 0, b""
+    place, key, held = 0, b"", 0
     while place < end:
         start = place
         shared, place = varint(block, place, where)
@@ -95,6 +101,9 @@ def _entries(block: bytes, offset: int, where: str) -> Iterator[tuple[bytes, byt
             raise _damaged(where, offset + start, "an entry goes beyond its block")
         key = key[:shared] + block[place : place + fresh]
         place += fresh
+        held += len(key)
+        if held > _MOST_PER_BYTE * len(block):
+            raise _damaged(where, offset + start, f"the keys of a block have {held} bytes")
         yield key, block[place : place + length]
         place += length
 

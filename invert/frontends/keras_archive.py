@@ -6,9 +6,12 @@ allowed, and no functions, so that a file cannot choose what to import or run.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -17,9 +20,12 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+
 from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import (
+    InvertError,
     MalformedModelError,
     MissingDependencyError,
     Problem,
@@ -70,7 +76,8 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
         raise SignatureError(f"{file}: the model does not declare its inputs", remedy=_REMEDY)
 
     def call(inputs: object) -> TfObject:
-        return model(inputs, training=False)
+        with _errors_of_keras(file, "run"):
+            return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
     source = f"Keras archive {file.name}"
@@ -87,7 +94,7 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
     **Raises:** as `entry_point`.
     """
     config = _config_of(file)
-    tf = import_tensorflow()
+    import_tensorflow()
     try:
         import keras
     except ImportError as error:
@@ -108,18 +115,63 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
 
     if problems := [*_problems(config, "", is_known), *_content_problems(file)]:
         raise UnsupportedOpError(problems)
-    try:
+    _check_size(file, _bytes_of_variables(config, own))
+    with _errors_of_keras(file, "load"):
         return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
-    # Keras raises these for a damaged configuration or weights that do not fit.
+
+
+@contextlib.contextmanager
+def _errors_of_keras(file: Path, verb: str) -> Iterator[None]:
+    """Name the file in what Keras raises for a damaged configuration or weights that do not fit."""
+    tf = import_tensorflow()
+    try:
+        yield
+    except InvertError:
+        raise
     except (
         ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError,
         OSError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error,
         tf.errors.OpError,
     ) as error:  # fmt: skip
         raise MalformedModelError(
-            f"{file}: Keras cannot load the model: {_cause(error)}",
+            f"{file}: Keras cannot {verb} the model: {_cause(error)}",
             remedy="Name its own classes in Config(custom_objects=...), or save it again.",
         ) from error
+
+
+def _check_size(file: Path, size: int) -> None:
+    """Refuse a configuration whose variables are far larger than the weights.
+
+    **Raises:** `MalformedModelError`.
+    """
+    if size > _held(file):
+        raise MalformedModelError(
+            f"{file}: the variables of its configuration take {size} bytes, too many for this "
+            "archive"
+        )
+
+
+def _held(file: Path) -> int:
+    """The bytes that an archive may unpack to."""
+    return _SPARE + _RATIO * file.stat().st_size
+
+
+def _bytes_of_variables(config: object, own: Mapping[str, object]) -> int:
+    """The bytes of the variables that a configuration makes; none gets a value.
+
+    Zero if they cannot be made without values. In a thread of its own, since Keras numbers the
+    layers of a thread.
+    """
+    import keras
+
+    def count() -> int:
+        with contextlib.suppress(Exception), keras.StatelessScope(initialize_variables=False):
+            model = keras.saving.deserialize_keras_object(config, own, safe_mode=True)
+            return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in model.variables)
+        return 0
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(count).result()
 
 
 def _cause(error: Exception) -> str:
@@ -209,7 +261,7 @@ def _content_problems(file: Path) -> list[Problem]:
 def _entry_problems(file: Path) -> Iterator[Problem]:
     """Problems: files with outside paths, or declaring more bytes than they hold."""
     with zipfile.ZipFile(file) as archive:
-        held = _SPARE + _RATIO * file.stat().st_size
+        held = _held(file)
         for info in archive.infolist():
             path = PurePosixPath(info.filename.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts or ":" in info.filename:

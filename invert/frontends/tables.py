@@ -21,6 +21,7 @@ _IMPORTS = frozenset(
 _FROM_FILES = frozenset(("InitializeTableFromTextFile", "InitializeTableFromTextFileV2"))
 # Special column numbers: the whole line, or its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
+_LONGEST_NUMBER = 64
 
 
 def typed(
@@ -57,7 +58,8 @@ class Filled:
             values = self._column(rows, "value_index", value_type)
         known: dict[object, object] = {}
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
-            if known.setdefault(key, value) != value:
+            first = known.setdefault(key, value)
+            if first is not value and first != value:  # NaN differs from itself
                 raise MalformedModelError(f"a table has two values for the key {key!r}")
         return keys, values
 
@@ -104,9 +106,14 @@ class Filled:
         values[:] = texts
         if kind == STRING:
             return values
+        longest = max(texts, key=len)
+        if len(longest) > _LONGEST_NUMBER:  # all would take as much memory
+            raise MalformedModelError(
+                f"{self.file}: line {texts.index(longest) + 1} is not of type {type_name(kind)}"
+            )
         try:
             return np.array([text.decode() for text in texts]).astype(decode_dtype(kind))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise MalformedModelError(
                 f"{self.file}: a line is not of type {type_name(kind)}: {error}"
             ) from error

@@ -72,6 +72,7 @@ REFERENCE = 100
 
 # The largest NumPy array.
 _MOST_BYTES = (1 << 63) - 1
+_MOST_AXES = 64
 
 # A `TensorProto` omits repeats of its last value (tensorflow/core/framework/tensor.proto). If it
 # also holds other values, at most this many are restored.
@@ -120,6 +121,15 @@ def decode_shape(proto: TensorShapeProto) -> tuple[int | None, ...] | None:
     return tuple(None if d.size < 0 else int(d.size) for d in proto.dim)
 
 
+def no_array(sizes: Sequence[int], dtype: np.dtype) -> str | None:
+    """Why NumPy has no array of these sizes; it multiplies even those beside a zero."""
+    if len(sizes) > _MOST_AXES:
+        return f"has {len(sizes)} axes, more than arrays have"
+    if math.prod(n for n in sizes if n) * dtype.itemsize > _MOST_BYTES:
+        return "is too large for any array"
+    return None
+
+
 def decode_tensor(
     proto: TensorProto, location: str = "", content: bytes | memoryview | None = None
 ) -> np.ndarray:
@@ -136,9 +146,9 @@ def decode_tensor(
     if shape is None or None in shape or proto.dtype in (RESOURCE, VARIANT):
         raise MalformedModelError(f"{what} is not of one type and shape")
     sizes = [n for n in shape if n is not None]
+    if (reason := no_array(sizes, dtype)) is not None:
+        raise _malformed(what, proto, sizes[:_MOST_AXES], reason)
     size = math.prod(sizes)
-    if size * dtype.itemsize > _MOST_BYTES:
-        raise _malformed(what, proto, sizes, "is too large for any array")
     content = proto.tensor_content if content is None else content
     if content and dtype.kind != "O":
         if len(content) != size * dtype.itemsize:

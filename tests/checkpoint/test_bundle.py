@@ -6,7 +6,7 @@ import itertools
 import random
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.snappy import decompress
 from invert.checkpoint.table import read_table
 from invert.protos import messages
-from invert.protos.types import BundleEntryProto, BundleHeaderProto
+from invert.protos.tensors import decode_tensor
+from invert.protos.types import BundleEntryProto, BundleHeaderProto, TensorProto
 from tests.damaged_files import damaged_copies
 
 BIG = np.random.default_rng(0).random((300, 20)).astype(np.float32)
@@ -204,20 +205,59 @@ def table(
     entries: dict[bytes, bytes], kind: int = 0, compress: Callable[[bytes], bytes] = bytes
 ) -> bytes:
     """A table of one block whose header names a compression."""
+    content = rows(sorted(entries.items()))
+    data = block(compress(content) if kind else content, kind)
+    return data + footer(len(data), [(0, len(data) - 5)])
 
-    def block(rows: dict[bytes, bytes], kind: int) -> bytes:
-        content = b"".join(
-            bytes([0, len(k), len(v)]) + k + v for k, v in sorted(rows.items())
-        ) + struct.pack("<II", 0, 1)
-        content = compress(content) if kind else content
-        checksum = masked(crc32c(content + bytes([kind])))
-        return content + bytes([kind]) + struct.pack("<I", checksum)
 
-    data = block(entries, kind)
-    index = block({b"\xff": bytes([0]) + varint_of(len(data) - 5)}, 0)
-    handles = b"\0\0" + varint_of(len(data)) + varint_of(len(index) - 5)
-    magic = struct.pack("<Q", 0xDB4775248B80FB57)
-    return data + index + handles.ljust(40, b"\0") + magic
+def rows(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    content = b"".join(bytes([0, len(k), len(v)]) + k + v for k, v in items)
+    return content + struct.pack("<II", 0, 1)
+
+
+def block(content: bytes, kind: int = 0) -> bytes:
+    checksum = masked(crc32c(content + bytes([kind])))
+    return content + bytes([kind]) + struct.pack("<I", checksum)
+
+
+def footer(start: int, places: list[tuple[int, int]]) -> bytes:
+    """What follows the blocks at these places: their index, and where it is."""
+    handles = [varint_of(offset) + varint_of(size) for offset, size in places]
+    index = block(rows((bytes([i + 1]), handle) for i, handle in enumerate(handles)))
+    place = b"\0\0" + varint_of(start) + varint_of(len(index) - 5)
+    return index + place.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+
+
+def test_the_work_is_that_of_the_file() -> None:
+    """Each block is read once, and keys are not much longer than what is stored of them."""
+    data = block(struct.pack("<I", 0))
+    twice = data + footer(len(data), [(0, len(data) - 5)] * 2)
+    with pytest.raises(MalformedModelError, match="overlaps the one before"):
+        read_table(twice, "v")
+    longer = b"\0" + varint_of(200) + b"\0" + b"k" * 200
+    for i in range(2000):  # each key is the one before and one more byte
+        longer += varint_of(200 + i) + b"\1\0k"
+    data = block(longer + struct.pack("<II", 0, 1))
+    with pytest.raises(MalformedModelError, match="the keys of a block have"):
+        read_table(data + footer(len(data), [(0, len(data) - 5)]), "v")
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [([0, 1 << 40, 1 << 40], "is too large for any array"), ([1] * 65, "has 65 axes")],
+)
+def test_shapes_of_no_array(folder: Path, shape: list[int], reason: str) -> None:
+    found = opened(folder / "merged")
+    entry = messages.parse(BundleEntryProto, found._entries[b"empty"], "an entry")
+    del entry.shape.dim[:]
+    for n in shape:
+        entry.shape.dim.add().size = n
+    found._entries[b"empty"] = entry.SerializeToString()
+    with pytest.raises(MalformedModelError, match=f"'empty' {reason}"):
+        found.value("empty")
+    constant = messages.message(TensorProto)(dtype=1, tensor_shape=entry.shape)
+    with pytest.raises(MalformedModelError, match=reason):
+        decode_tensor(constant)
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,27 @@ def test_a_function_called_with_the_platform_and_with_another_number() -> None:
     assert np.array_equal(two, -x)
 
 
+def test_names_of_many_scopes() -> None:
+    """Their scopes would become modules inside of modules, in quadratic time and memory."""
+    path = "/".join(["a"] * 20_000)
+    text = module(f'%0 = stablehlo.sine %a : {T} loc("{path}"("a.py":1:1))')
+    start = time.process_time()
+    assert "sin" in invert.from_stablehlo(text.replace("return %a", "return %0")).source
+    assert time.process_time() - start < 20
+
+
+@pytest.mark.parametrize("num_keys", [1, 300])
+def test_sorts_of_many_arrays(num_keys: int) -> None:
+    """The comparator tells how many keys there are; no other number is tried."""
+    xs = [jax.ShapeDtypeStruct((2,), np.float32)] * 300
+    lowered = jax.jit(lambda *xs: jax.lax.sort(xs, num_keys=num_keys)).lower(*xs)
+    start = time.process_time()
+    recovered = invert.from_stablehlo(lowered)
+    assert time.process_time() - start < 30  # one comparator for each number of keys took minutes
+    (sort,) = recovered.jaxpr.eqns
+    assert sort.params["num_keys"] == num_keys
+
+
 def test_a_sort_is_one_program_for_all_lengths() -> None:
     counts = []
     for n in (8, 100_000):

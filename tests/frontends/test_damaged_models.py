@@ -230,6 +230,35 @@ def test_many(tmp_path: Path, seed: int) -> None:
     _check(tmp_path, seed=seed, count=50)
 
 
+def test_a_gradient_of_a_type_that_no_array_has(tmp_path: Path) -> None:
+    root = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def call(x: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def double(y: tf.Tensor) -> Any:
+            return (y * 2.0, tf.range(3)), lambda dy, _: dy
+
+        return double(x)[0]
+
+    root.call = call
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+    tf.saved_model.save(root, tmp_path, options=options)
+    proto = saved_model_pb2.SavedModel()
+    proto.ParseFromString((tmp_path / "saved_model.pb").read_bytes())
+    objects = proto.meta_graphs[0].object_graph_def
+    for function in objects.concrete_functions.values():
+        args = function.canonicalized_input_signature.tuple_value.values[0].tuple_value.values
+        for arg in (a.tensor_spec_value for a in args):
+            if arg.dtype == tf.int32.as_datatype_enum:
+                del arg.shape.dim[:]
+                for size in (0, 1 << 62, 1 << 62):
+                    arg.shape.dim.add().size = size
+    (tmp_path / "saved_model.pb").write_bytes(proto.SerializeToString())
+    with pytest.raises(invert.MalformedModelError, match="is too large for any array"):
+        invert.load(tmp_path)
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[3])
     (place / "work").mkdir(parents=True)

@@ -149,6 +149,26 @@ def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
         invert.load(tmp_path / "cut.keras")
 
 
+@pytest.mark.parametrize(
+    ("number", "change", "reason"),
+    [
+        # None of them is made, which would take all memory of a machine.
+        (2, {"units": 10**9}, r"the variables of its configuration take 16000000\d+ bytes"),
+        (1, {"name": "é"}, "Keras cannot run the model: .* is not a valid scope name"),
+    ],
+)
+def test_configurations_that_do_not_fit_the_weights(
+    number: int, change: dict[str, Any], reason: str, archive: Path, tmp_path: Path
+) -> None:
+    content = content_of(archive)
+    config = json.loads(content["config.json"])
+    config["config"]["layers"][number]["config"] |= change
+    content["config.json"] = json.dumps(config).encode()
+    write(tmp_path / "model.keras", content)
+    with pytest.raises(invert.MalformedModelError, match=f"(?s){reason}"):
+        invert.load(tmp_path / "model.keras")
+
+
 def test_what_keras_says_is_shortened_to_the_cause(archive: Path, tmp_path: Path) -> None:
     content = content_of(archive)
     layer(config={"unit": 3})(content, tmp_path)

@@ -10,6 +10,9 @@ import pytest
 import tensorflow as tf
 
 import invert
+from invert.frontends.tables import Filled
+from invert.protos.messages import message
+from invert.protos.types import NodeDef
 
 v1 = tf.compat.v1
 NUMBERS = np.array([0, 1, 3], np.int64)
@@ -76,3 +79,18 @@ def test_a_file_of_the_model_fills_a_table(tmp_path: Path) -> None:
 def test_a_table_that_nothing_fills_is_refused(tmp_path: Path) -> None:
     with pytest.raises(invert.UnsupportedOpError, match="HashTableV2"):
         invert.load(saved(tmp_path / "m", filled=False))
+
+
+def test_a_table_may_hold_nan() -> None:
+    keys, values = np.array([1, 2]), np.array([np.nan, 1.0], np.float32)
+    np.testing.assert_array_equal(Filled(pair=(keys, values)).content(9, 1)[1], values)
+
+
+@pytest.mark.parametrize("line", [b"9" * 30, b"1" * 1_000_000], ids=len)
+def test_lines_that_are_no_numbers_of_the_type(line: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.txt"
+    file.write_bytes(b"1\n" * 1_000_000 + line)
+    attrs = message(NodeDef)().attr
+    attrs["key_index"].i, attrs["value_index"].i = -2, -1
+    with pytest.raises(invert.MalformedModelError, match=r"numbers\.txt: .* not of type int64"):
+        Filled(file=file, attrs=attrs).content(9, 9)

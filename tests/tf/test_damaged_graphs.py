@@ -342,6 +342,39 @@ def _ngrams(words, widths, pad):
     ).ngrams  # fmt: skip
 
 
+def _joined() -> object:
+    text = tf.constant("x" * 1000)
+    for _ in range(30):
+        text = tf.strings.join([text, text])
+    return tf.strings.to_hash_bucket_fast(text, 7)
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (_joined, r"StringJoin: has results, with those before it, of \d+ bytes"),
+        (
+            lambda: tf.strings.length(tf.gather(tf.constant(["x" * (1 << 20)]), [0] * 1000)),
+            "GatherV2: .*the results are too large",
+        ),
+        (
+            lambda: tf.strings.length(tf.tile(tf.constant(["a"]), [1 << 28])),
+            "Tile: .*the results are too large",
+        ),
+        (
+            lambda: _RAW.RaggedRange(starts=[0], limits=[1 << 30], deltas=[1]).rt_dense_values,
+            "RaggedRange: .*OOM when allocating",
+        ),
+    ],
+)
+def test_texts_and_ranges_that_take_all_memory(build, match):
+    with tf.Graph().as_default() as g:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        tf.identity(x + tf.cast(tf.reshape(build(), [-1])[0], tf.float32), name="out")
+    with pytest.raises(invert.UnsupportedOpError, match=match):
+        invert.convert_graphdef(g.as_graph_def(), ["x:0"], ["out:0"], config=PLAIN)
+
+
 @pytest.mark.slow
 def test_kernels_that_take_all_memory_or_crash():
     assert _folded(lambda: _ngrams(["a", "b", "c"], [2], 0))(np.zeros(2, np.float32))[0] == 2
@@ -403,7 +436,6 @@ _CLASSES = {"true_classes": [[1]], "num_true": 1, "num_sampled": 2, "unique": Tr
         ),
         (lambda: tf.where(tf.fill([2**26], True)), "Where: has places of 536870912 bytes"),
         (lambda: tf.where(tf.fill([2**30], True)), "Where: .*depends on data"),
-        (lambda: tf.unique(tf.range(2**26)), "Unique: has constants of 536870912 bytes"),
         (
             lambda: _RAW.ResizeArea(
                 images=v1.placeholder(tf.float32, [1, 2**16, 2, 1]), size=[2**16, 2]

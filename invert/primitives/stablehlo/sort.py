@@ -22,10 +22,12 @@ def _sort(
 ) -> Sequence[Value]:
     dimension %= max(operands[0].ndim, 1)
     (region,) = op.regions
-    signature = regions.signature(region)
-    dtypes = tuple(np.dtype(x.dtype) for x in operands)
-    for num_keys in range(1, len(operands) + 1):
-        if signature is not None and signature == regions.comparator(dtypes, num_keys):
+    # JAX's comparators use both elements of each key, and nothing else.
+    used = [i for i, x in enumerate(region.blocks[0].arguments) if any(True for _ in x.uses)]
+    num_keys = max(used, default=-1) // 2 + 1
+    if num_keys and (signature := regions.signature(region)) is not None:
+        dtypes = tuple(np.dtype(x.dtype) for x in operands)
+        if signature == regions.comparator(dtypes, num_keys):
             return lax.sort(
                 tuple(operands), dimension=dimension, is_stable=is_stable, num_keys=num_keys
             )

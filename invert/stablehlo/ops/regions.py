@@ -16,6 +16,7 @@ from jax import lax
 
 from invert._private.jax import lowered_module
 from invert._private.mlir import ir
+from invert.ir.order import postorder
 from invert.ir.stored import Entry
 from invert.ir.types import Value
 from invert.stablehlo.ops.attributes import string
@@ -57,34 +58,40 @@ def expression(
     definitions: dict[ir.Value, ir.Operation] = {
         r: v.operation for v in block.operations for r in v.operation.results
     }
-    numbers: dict[ir.Value, int] = {a: i for i, a in enumerate(arguments)}
+    numbers: dict[ir.Value, int | None] = {a: i for i, a in enumerate(arguments)}
     lines: list[str | tuple[str | int | None, ...]] = [str(a.type) for a in arguments]
     unused = itertools.count(len(arguments))
     # Equal ops once: JAX writes a constant for each use, and an export merges them.
     known: dict[tuple[str | int | None, ...], list[int]] = {}
 
-    def visit(value: ir.Value) -> int | None:
+    def maker(value: ir.Value) -> ir.Operation | None:
         if value in numbers:
-            return numbers[value]
+            return None
         # A captured value may be a constant.
         op = definitions.get(value) or defining(value, "stablehlo.constant")
-        if op is None or len(op.regions):
-            return None
-        operands = [visit(operand) for operand in op.operands]
-        if _is_annotation(op) and operands[0] is not None:
+        return None if op is None or len(op.regions) else op
+
+    def operands_of(value: ir.Value) -> list[ir.Value]:
+        op = maker(value)
+        return [] if op is None else list(op.operands)
+
+    for value in postorder(values, operands_of):
+        if value in numbers:
+            continue
+        op = maker(value)
+        operands = [] if op is None else [numbers[operand] for operand in op.operands]
+        if op is not None and _is_annotation(op) and operands[0] is not None:
             # Partly manual programs have them in reducers too.
             numbers[value] = operands[0]
-            return operands[0]
-        if None in operands:
-            return None
-        line = _head(op), *operands
-        if line not in known:
-            known[line] = [next(unused) for _ in op.results]
-            lines.append(line)
-        numbers.update(zip(op.results, known[line], strict=True))
-        return numbers[value]
-
-    results = [visit(v) for v in values]
+        elif op is None or None in operands:
+            numbers[value] = None
+        else:
+            line = _head(op), *operands
+            if line not in known:
+                known[line] = [next(unused) for _ in op.results]
+                lines.append(line)
+            numbers.update(zip(op.results, known[line], strict=True))
+    results = [numbers[v] for v in values]
     return None if None in results else (*lines, tuple(results))
 
 

@@ -26,7 +26,7 @@ from invert.tf.fallback.kernels_in_child import (
 from invert.tf.interpreter.context import Context
 from invert.tf.ops.definition import types_of
 from invert.tf.ops.node import Node, has_tensorflow, import_tensorflow
-from invert.tf.values.constants import MOST_BYTES
+from invert.tf.values.constants import MOST_BYTES, MOST_COMPUTED
 
 
 def serialized(ctx: Context, node: Node) -> tuple[bytes, bytes]:
@@ -113,31 +113,58 @@ def run_op(
     ]
 
 
-def check_bytes(node: Node, what: str, size: int) -> None:
+def check_bytes(node: Node, what: str, size: int, most: int = MOST_BYTES) -> None:
     """Refuse to compute at conversion what takes much more memory than the file does.
 
     **Raises:** `UnsupportedOpError`.
     """
-    if size > MOST_BYTES:
+    if size > most:
         reason = f"has {what} of {size} bytes, too many to compute at conversion"
         raise node.error(reason, "Compute it outside the function and pass the result.")
+
+
+# The memory that a text takes besides its bytes.
+_PER_TEXT = 64
+# The results of `PLAIN` ops on larger inputs are computed in the child process, which limits them.
+_MOST_INSIDE = 1 << 22
+
+
+def _bytes(value: np.ndarray) -> int:
+    """The bytes of an array and its texts, unless their number alone is too large."""
+    if value.dtype != object:
+        return value.nbytes
+    size = value.size * _PER_TEXT
+    return size if size > MOST_BYTES else size + sum(map(len, value.ravel().tolist()))
+
+
+def _is_small(text: bytes, values: Sequence[np.ndarray]) -> bool:
+    """Return whether a `PLAIN` op has small results: all elements might be the longest ones."""
+    longest = (
+        max(map(len, v.ravel().tolist()), default=0) if v.dtype == object else v.itemsize
+        for v in values
+    )
+    return sum(v.size for v in values) * (len(text) + sum(longest)) <= _MOST_INSIDE
 
 
 def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.ndarray]:
     """The results of a pure op on known values.
 
-    **Raises:** `UnsupportedOpError` if TensorFlow refuses the values.
+    **Raises:** `UnsupportedOpError` if TensorFlow refuses the values, or the ops computed so far
+    have too many bytes.
     """
     tf = import_tensorflow()
-    run = run_op if node.op in PLAIN else run_apart
-    check_bytes(node, "constants", sum(v.nbytes for v in values))
+    check_bytes(node, "constants", sum(map(_bytes, values)))
     node.read.update(node.attrs)  # TensorFlow reads all of them
     (text, library), types = serialized(ctx, node), input_types(node)
+    run = run_op if node.op in PLAIN and _is_small(text, values) else run_apart
     try:
         with only_refusals():
-            return run(text, library, types, values)
+            results = run(text, library, types, values)
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
         raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
+    computed = ctx.computed(sum(map(_bytes, results)))
+    check_bytes(node, "results, with those before it,", computed, MOST_COMPUTED)
+    return results
 
 
 def _refused(node: Node, reason: str) -> Problem:

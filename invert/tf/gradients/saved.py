@@ -18,7 +18,7 @@ from invert._errors import MalformedModelError
 from invert.ir.order import reached
 from invert.ir.types import Value
 from invert.protos.ops import op_def
-from invert.protos.tensors import decode_dtype, decode_shape
+from invert.protos.tensors import decode_dtype, decode_shape, no_array
 from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
 from invert.tf.graph.check import parse_tensor, past_identities
@@ -74,7 +74,10 @@ class SavedGradients:
                 given += 1
             else:  # TensorFlow passes zeros too
                 shape = shapes[i] if i < len(shapes) else ()
-                feeds.append(np.zeros([1 if n is None else n for n in shape or ()], dtype))
+                sizes = [1 if n is None else n for n in shape or ()]
+                if (reason := no_array(sizes, dtype)) is not None:
+                    raise MalformedModelError(f"argument {i} of function {gradient!r} {reason}")
+                feeds.append(np.broadcast_to(np.zeros((), dtype), sizes))
         captures: list[Capture] = []
         own: list[int] = []
         places: list[tuple[bool, int]] = []

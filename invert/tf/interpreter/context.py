@@ -112,6 +112,10 @@ class Context:
     def given(self) -> list[OuterFacts]:
         return self._evaluation.given
 
+    def computed(self, size: int) -> int:
+        """Count the bytes of values that are computed at conversion; return those of all."""
+        return self._evaluation.folding.computed(size)
+
     @property
     def pads_rows(self) -> bool:
         return self._evaluation.pads_rows

@@ -23,7 +23,7 @@ from invert.ir.interpret import interpret
 from invert.ir.types import AnyJaxpr, Eqn, Value
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.interpreter.rows import elementwise
-from invert.tf.values.constants import MOST_BYTES, is_static
+from invert.tf.values.constants import MOST_COMPUTED, is_static
 
 Rule = Callable[[list[Value]], Sequence[Value]]
 
@@ -61,6 +61,12 @@ class Folding:
         # Traced values by identity, kept alive so that ids stay unique.
         self._origins: dict[int, _Origin] = {}
         self._known: dict[int, np.ndarray | RepeatedArray | None] = {}
+        self._bytes = 0
+
+    def computed(self, size: int) -> int:
+        """Count the bytes of values that are computed at conversion; return those of all."""
+        self._bytes += size
+        return self._bytes
 
     def note(
         self,
@@ -95,11 +101,11 @@ class Folding:
         return operands if all(map(operator.is_, found, operands)) else found
 
     def _value(self, value: Value) -> Value:
-        """The known value of a result; `None` if it depends on open sizes, or is too large."""
+        """The known value of a result; `None` if it depends on open sizes, or all are too large."""
         origin = self._origins.get(id(value))
         if origin is None:
             return value
-        if id(value) not in self._known and _is_large(value):
+        if id(value) not in self._known and self.computed(_bytes(value)) > MOST_COMPUTED:
             self._known[id(value)] = None
         if id(value) not in self._known:
             operands = [self._value(v) for v in origin.operands]
@@ -110,10 +116,9 @@ class Folding:
         return self._known[id(value)]
 
 
-def _is_large(value: Value) -> bool:
-    """Return whether a value takes more memory than a small graph may ask for at conversion."""
-    sizes = [n for n in value.shape if isinstance(n, int)]
-    return math.prod(sizes) * value.dtype.itemsize > MOST_BYTES
+def _bytes(value: Value) -> int:
+    """The bytes of a value, as far as its sizes are known."""
+    return math.prod(n for n in value.shape if isinstance(n, int)) * value.dtype.itemsize
 
 
 def _computed(origin: _Origin, operands: list[Value]) -> np.ndarray | RepeatedArray | None:

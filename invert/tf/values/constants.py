@@ -119,8 +119,10 @@ def static(node: Node, values: Sequence[Value], index: int) -> np.ndarray:
 
 # A constant that repeats one number takes no memory, but this many integers do.
 _MOST_INTS = 1 << 20
-# The largest value that is computed at conversion.
+# The largest value that a rule computes at conversion.
 MOST_BYTES = 1 << 28
+# Of the values that follow from constants, all together.
+MOST_COMPUTED = 1 << 26
 
 
 def ints(value: np.ndarray) -> tuple[Value, ...]:
