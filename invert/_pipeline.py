@@ -88,12 +88,13 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
             if not entry.outside:  # TensorFlow's gradients are other programs than JAX's
                 step = "the search for backward passes"
                 closed = optional_step(step, defects, with_own_derivatives, closed, again) or closed
+            has_losses = closed is not found
             settle = GradientResolver(
                 lambda gradient: _recognize(gradient, platform, config, defects)[0],
                 config,
                 platform,
                 x64=x64,
-                knows_updates=closed is not found,
+                knows_updates=has_losses,
             )
             closed = renewed(meshes.checked(settle(closed)))
             if entry.promises_bounds:
@@ -131,7 +132,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         names,
         reverse_only=tuple(str(o) for o in settle.outcomes if o.kind == "custom_vjp"),
         settled=settled,
-        recognized=again,
+        recognized=again if entry.outside or has_losses else None,
     )
     if config.optimize == "none":
         return program

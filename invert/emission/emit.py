@@ -141,7 +141,7 @@ def _prepared_alone(recovered: Recovered, *, implied: bool = True) -> Recovered:
 def _with_gradients(recovered: Recovered, change: Callable[..., Recovered]) -> Recovered:
     """A changed program, also with its backward passes as derivatives of a loss."""
     changed = change(recovered)
-    if meshes.has_shards(recovered.program):
+    if recovered.recognized is None or meshes.has_shards(recovered.program):
         return changed
     program = recovered.program
     with jax.enable_x64(recovered.x64):

@@ -32,7 +32,8 @@ class Recovered:
     - `begin`: called with a line about each step.
     - `numbers`: for each constant, its number among those of the module; by default its own.
     - `may_be_empty`: the open dimensions whose size may be 0.
-    - `recognized`: a part of the program with the library functions that it consists of.
+    - `recognized`: a part of the program with the library functions that it consists of; `None` if
+        no part of it is a backward pass.
     - `derived`: the program with its backward passes as equations of `value_and_grad`.
     """
 
@@ -48,7 +49,7 @@ class Recovered:
     begin: Callable[[str], None] = lambda text: None
     numbers: Sequence[int] | None = None
     may_be_empty: Set[str] = frozenset()
-    recognized: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
+    recognized: Callable[[Jaxpr], Jaxpr] | None = lambda jaxpr: jaxpr
     derived: Jaxpr | None = None
 
     @property

@@ -43,11 +43,18 @@ def with_checkpoints(region: MarkedRegion, raw: AnyJaxpr) -> Iterator[MarkedRegi
         return
     if not _counts(raw) - _counts(_traced(region)):
         return
+    tried: list[collections.Counter[str]] = []
     for policy in _POLICIES:
         run = functools.partial(_recomputed, policy, "optimization_barrier" in names)
         other = region.with_instead(_is_scan, run)
-        # One that computes less cannot be the gradient, and a proof takes long.
-        if other is not None and not _counts(raw) - _counts(_traced(other)):
+        if other is None:
+            continue
+        traced = _traced(other)
+        # One that computes less cannot be the gradient, and a proof takes long. Where two policies
+        # store the same, they recompute as much.
+        every = collections.Counter(e.primitive.name for e in equations(open_jaxpr(traced)))
+        if every not in tried and not _counts(raw) - _counts(traced):
+            tried.append(every)
             yield other
 
 

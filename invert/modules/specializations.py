@@ -68,7 +68,8 @@ class Specialization:
     - `constraints`: conditions on the open sizes under which the program equals the original.
     - `reverse_only`: the gradients of the container that are kept for reverse mode only, in words.
     - `settled`: the program rewritten at concrete sizes: a loop of known trip count is a `scan`.
-    - `recognized`: a part of the program with the library functions that it consists of.
+    - `recognized`: a part of the program with the library functions that it consists of; `None` if
+        no part of it is a backward pass.
     """
 
     jaxpr: Jaxpr
@@ -80,7 +81,7 @@ class Specialization:
     constraints: tuple[Constraint, ...] = ()
     reverse_only: tuple[str, ...] = ()
     settled: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
-    recognized: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
+    recognized: Callable[[Jaxpr], Jaxpr] | None = lambda jaxpr: jaxpr
     _sized: dict[Hashable, Specialization] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
