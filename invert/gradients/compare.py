@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import numpy as np
 
 from invert._errors import InvertError
 from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_closed
-from invert._private.programs import jaxlib_version
 from invert.gradients.conditions import Conditions, Watched
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples, special, with_zeros
@@ -45,19 +44,12 @@ class OtherShapesError(InvertError):
     """
 
 
-# XLA's newer code for fused loops takes most of the time of compiling; jaxlib 0.12 has only that.
-_QUICKLY: Mapping[str, bool | int] = {
-    "xla_backend_optimization_level": 0,
-    **({"xla_cpu_use_fusion_emitters": False} if jaxlib_version.startswith("0.10.") else {}),
-}
-
-
 def once(function: JaxFunction) -> JaxFunction:
     """Compile `function` for a few calls, without expensive optimizations.
 
     Rounding may differ, but comparisons allow for that anyway.
     """
-    return jax.jit(function, compiler_options=dict(_QUICKLY))
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def differences(
