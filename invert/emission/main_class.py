@@ -364,7 +364,7 @@ class Main:
         plain = pytrees.known(tree)
         if jax.tree_util.tree_structure(plain) != jax.tree_util.tree_structure(tree):
             self.messages.append("results are tuples where the text does not know their classes")
-        values = {id(e): a for e, a in zip(results, outputs, strict=True)}
+        values = {id(e): a for e, a in zip(results, outputs, strict=True) if is_var(a)}
         whole = pytrees.nested(known.written(plain, values))
         return whole, self._typed(pytrees.known(kinds), hint, draft)
 

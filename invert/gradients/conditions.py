@@ -35,6 +35,7 @@ Watched: TypeAlias = tuple[list[Value], dict[Hashable, Outcomes]]
 
 _ORDERS = frozenset(("lt", "le", "gt", "ge", "max", "min", "clamp"))
 _EQUALITIES = frozenset(("eq", "ne"))
+_COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "is_finite"))
 # Casts from floats to integers round as well.
 _ROUNDINGS = frozenset(("round", "floor", "ceil", "convert_element_type"))
 # These keep part of a number: quotients and bits of integers, and remainders.
@@ -42,12 +43,21 @@ _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
 # Conditions that samples cannot show to be met.
 _UNSEEN = frozenset(("lookup", "factor"))
+# Stands for a comparison of booleans, which the conditions that these are made of decide. It has a
+# place, since sizes may be 0 or 1 in one choice of them and not in another.
+_OF_BOOLS: Condition = "bools", frozenset()
 # Comparisons of numbers in 32 bits allow for larger factors.
 _CLOSE_TO_ONE = 1e-3
 # Roundings that change a value by less may not show in the results.
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
+# These return some of the numbers that they are given: which operands hold them.
+_MOVED = {
+    **dict.fromkeys(("and", "or", "max", "min", "clamp", "select_n"), slice(None)),
+    **dict.fromkeys((*_SAME_NUMBERS, "dynamic_slice", "slice", "squeeze", "transpose"), slice(1)),
+    "dynamic_update_slice": slice(2),
+}
 _LOOPS = frozenset(("scan", "while", "cond"))
 # Larger arrays are unlikely to be bounds, and copies of them take memory.
 _MAX_NUMBERS = 1 << 12
@@ -62,8 +72,9 @@ class Conditions:
     quotient, remainder or part of the bits where it is neither zero nor the whole number. What
     samples do not show counts as not met: which numbers integers choose, and factors close to one,
     which may hide in roundings. A condition whose outcome no argument changes, such as that of a
-    counter, does not count. Outcomes inside of primitives other than loops, branches and calls are
-    not observed: thresholds there count as not met.
+    counter, does not count, nor does one of a number that a comparison made, such as the index of a
+    branch. Outcomes inside of primitives other than loops, branches and calls are not observed:
+    thresholds there count as not met.
     """
 
     def __init__(self) -> None:
@@ -108,17 +119,23 @@ class Conditions:
 
 
 class _Fact(NamedTuple):
-    """A value's number, if it is one, and the arguments that it depends on."""
+    """A value's number, if it is one, and the arguments that it depends on.
+
+    `is_bool` is whether it is the outcome of comparisons, or a number made of one, as an index of
+    branches is.
+    """
 
     number: Hashable = None
     inputs: frozenset[int] = frozenset()
+    is_bool: bool = False
 
     @property
     def key(self) -> Hashable:
         return self.inputs if self.number is None else self.number
 
     def depending_on(self, other: _Fact) -> _Fact:
-        return self._replace(inputs=self.inputs | other.inputs)
+        is_bool = self.is_bool and other.is_bool
+        return self._replace(inputs=self.inputs | other.inputs, is_bool=is_bool)
 
     def of_row(self) -> _Fact:
         return self._replace(number=None) if isinstance(self.number, bytes) else self
@@ -127,7 +144,12 @@ class _Fact(NamedTuple):
 def _either(*facts: _Fact) -> _Fact:
     """The fact for a value that is one of several."""
     numbers = {fact.number for fact in facts}
-    return _Fact(numbers.pop() if len(numbers) == 1 else None, _inputs(facts))
+    number = numbers.pop() if len(numbers) == 1 else None
+    return _Fact(number, _inputs(facts), _are_bools(facts))
+
+
+def _are_bools(facts: Sequence[_Fact]) -> bool:
+    return all(fact.is_bool or fact.number in (0, 1) for fact in facts)
 
 
 def _inputs(facts: Sequence[_Fact]) -> frozenset[int]:
@@ -212,7 +234,7 @@ class _Search:
             sites, results = self._of(called, given, in_loop)
             return [sites], results
         number = given[0].number if name in _SAME_NUMBERS else None
-        return [], [_Fact(number, _inputs(given))] * len(eqn.outvars)
+        return [], [_Fact(number, _inputs(given), _makes_bools(eqn, given))] * len(eqn.outvars)
 
     def _conditions(self, eqn: Eqn, given: Sequence[_Fact], in_loop: bool) -> list[Condition]:
         if eqn.primitive.name in _LOOPS or kinds.called(eqn) is not None:
@@ -222,10 +244,22 @@ class _Search:
         counts = (self.is_open and not in_loop) or any(fact.inputs for fact in given)
         if not counts or _LARGEST_SIZE & {fact.number for fact in given}:
             return []
+        is_made = any(fact.is_bool for fact in given) and _are_bools(given)
+        if is_made and eqn.primitive.name in _ORDERS:
+            return [_OF_BOOLS]
         keys = [fact.key for fact in given]
         if _looks_up(eqn, given):
             return [("lookup", frozenset(keys))]
         return _of(eqn, keys)
+
+
+def _makes_bools(eqn: Eqn, given: Sequence[_Fact]) -> bool:
+    """Return whether an equation compares, or computes with booleans and integers made of them."""
+    name = eqn.primitive.name
+    if name in _MOVED:
+        return _are_bools(given[_MOVED[name]])
+    is_bool = all(v.aval.dtype == np.bool_ for v in eqn.outvars)
+    return is_bool and (name in _COMPARISONS or _are_bools(given))
 
 
 def _looks_up(eqn: Eqn, given: Sequence[_Fact]) -> bool:
@@ -328,7 +362,7 @@ def _only(
         bodies = [_only(body, common, (*here, i), places) for i, body in enumerate(site.bodies)]
         indices: dict[int, int] = {}
         for k, condition in enumerate(site.conditions):
-            if condition not in common:
+            if condition not in common and condition != _OF_BOOLS:
                 if condition[0] not in _UNSEEN:
                     indices[k] = len(places)
                 places.append((*here, k))

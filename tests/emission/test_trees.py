@@ -198,3 +198,11 @@ def test_two_trees_of_the_same_arrays() -> None:
         return p, p, [*jax.tree.leaves(p)], {"all": p, "one": p["in"]["w"]}
 
     _text(step, (P, *BATCH))
+
+
+def test_numbers_among_results() -> None:
+    def step(p: Any) -> Any:
+        return {"count": jnp.zeros((), jnp.int32), "p": p}, (1.5, True), [jnp.tanh(p["a"]), 0]
+
+    _text(step, ({"a": _f(3)},))
+    assert '{"count": np.int32(0), "p": p}' in _text(step, ({"a": _f(3), "b": _f(2)},))

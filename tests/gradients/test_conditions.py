@@ -123,6 +123,33 @@ def test_an_integer_equals_itself() -> None:
     assert are_met(lambda n: jnp.where(n == n, n, 0), same, [np.int32(3)])
 
 
+@pytest.mark.parametrize(
+    ("one", "met"),
+    [
+        (lambda i: jnp.where((i >= 0) & (i <= 1), i, 1), True),
+        (lambda i: jnp.clip(lax.dynamic_slice(i[None], (0,), (1,)), 0, 1), True),
+        (lambda i: jnp.where(i > 2, i, 1), False),
+        (lambda i: jnp.where(i + 1 > 1, i, 1), False),
+    ],
+)
+def test_the_index_of_a_branch_has_no_threshold(one: Callable[..., Any], met: bool) -> None:
+    """An integer made of a comparison is 0 or 1; in a function and in a loop, too."""
+
+    def of_comparison(x: Any) -> Any:
+        return jax.jit(one)((x > 3).astype(np.int32))
+
+    def in_loop(x: Any) -> Any:
+        flags = (x > np.full(2, 3, np.float32)).astype(np.int32)
+        return lax.scan(lambda c, i: (c, one(i)), 0, flags)[1]
+
+    assert are_met(of_comparison, same, floats(1, 5)) == met
+    assert are_met(in_loop, same, floats(1, 5)) == met
+    assert not are_met(of_comparison, same, floats(1))
+    # The argument may be any integer.
+    assert not are_met(one, same, integers(0, 1))
+    assert not are_met(lambda x: one(x.astype(bool).astype(np.int32)), same, floats(0, 1, 5))
+
+
 def test_the_largest_size_is_not_a_threshold() -> None:
     limit = np.int32(2**31 - 1)
     assert are_met(lambda n: jnp.minimum(n, limit), same, [np.int32(3)])
