@@ -418,8 +418,9 @@ def strided_shortcuts(x):
 def bands(x):
     """Masks of a sliding window, whose width is that of a shorter text."""
     n, columns = tf.shape(x)[1], tf.shape(x)[2]
-    windows = [tf.linalg.band_part(x, tf.minimum(n - 1, 3), 0), tf.linalg.band_part(x, -1, n // 2)]
-    return *windows, tf.linalg.band_part(x, columns - 4, -1)
+    half = tf.minimum(n // 2, columns)
+    windows = [tf.linalg.band_part(x, tf.minimum(n - 1, 3), 0), tf.linalg.band_part(x, -1, half)]
+    return *windows, tf.linalg.band_part(x, tf.minimum(columns - 4, n), -1)
 
 
 @program([None, None])

@@ -71,6 +71,46 @@ def test_an_array_of_elements_has_no_shape_with_a_zero() -> None:
         module(np.ones((2, 3), np.float32))
 
 
+def test_sizes_that_are_repeated_to_a_number() -> None:
+    """The size that they repeat is not the shape to which they are repeated."""
+
+    def fn(x: Any) -> Any:
+        sizes = tf.broadcast_to(tf.shape(x)[0], [2])
+        filled = tf.fill([2], tf.shape(x)[0])
+        return tf.reshape(x, tf.stack([tf.reduce_max(sizes), 1])), tf.zeros(filled)
+
+    module = invert.convert(tf.function(fn), tf.TensorSpec([None]), config=PLAIN)
+    assert "for every batch" in str(module.report)
+    x = np.arange(3, dtype=np.float32)
+    for found, wanted in zip(module(x), fn(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "reason"),
+    [
+        (
+            tf.linalg.banded_triangular_solve,
+            ([2, None], [None, 1]),
+            "tf.BandedTriangularSolve: is converted at fixed sizes only",
+        ),
+        (
+            lambda x: tf.repeat([1.0, 2.0], [tf.shape(x)[0]] * 2),
+            ([None],),
+            "tf.Where: has a result whose size depends on data",
+        ),
+    ],
+)
+def test_ops_that_need_fixed_sizes_say_so(fn: Any, shapes: Any, reason: str) -> None:
+    """In words of this package, not of the function that asked for the number."""
+    fn = tf.function(fn, autograph=False)
+    module = invert.convert(fn, *map(tf.TensorSpec, shapes), config=PLAIN)
+    with pytest.raises(invert.SignatureError, match=reason):
+        _ = module.report
+    args = [np.ones([n or 3 for n in shape], np.float32) for shape in shapes]
+    np.testing.assert_allclose(module(*args), fn(*args))
+
+
 def test_sums_and_products_of_constants_keep_their_type() -> None:
     """Floating-point ones are not sizes; integers wrap around."""
     few = [0.5, 0.75, 0.25]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from invert.ir.sizes import as_value, is_open, suggest_equal
+from invert.ir.sizes import as_value, decided, is_open, suggest_equal
 from invert.ir.types import Params
 from invert.primitives.tf.dynamic_size import places_of
 from invert.tf.fallback.eager import check_bytes
@@ -205,31 +205,44 @@ def _dynamic_stitch(*values: Value, T: np.dtype, node: Node) -> Value:
 
 
 @rule("LowerBound", "UpperBound")
-def _bound(sorted_inputs: Array, values: Array, *, op: str, out_type: np.dtype) -> Array:
+def _bound(
+    sorted_inputs: Array, values: Array, *, op: str, out_type: np.dtype, node: Node
+) -> Array:
     side = "left" if op == "LowerBound" else "right"
-    suggest_equal(sorted_inputs.shape[0], values.shape[0])
-    places = jax.vmap(functools.partial(searchsorted, side=side))(sorted_inputs, values)
-    if side == "left" and jnp.issubdtype(values.dtype, jnp.inexact):
-        # No number is less than NaN, which JAX sorts to the end.
-        places = jnp.where(jnp.isnan(values), 0, places)
+    sizes = sorted_inputs.shape[0], values.shape[0]
+    suggest_equal(*sizes)
+    if decided("ne", *sizes):
+        reason = "has {} rows of sorted numbers and {} rows of values".format(*sizes)
+        raise node.error(reason, "Repeat the sorted rows; TensorFlow refuses these inputs too.")
+    places = jax.vmap(functools.partial(_halving, side=side))(sorted_inputs, values)
     return lax.convert_element_type(places, out_type)
 
 
 def searchsorted(a: Array, v: Array, side: str = "left") -> Array:
     """`jnp.searchsorted`, in arrays of open length as well."""
-    if not is_open(a.shape[0]):
-        return jnp.searchsorted(a, v, side=side)
-    length = as_value(a.shape[0], np.dtype(np.int32))
+    return (_halving if is_open(a.shape[0]) else jnp.searchsorted)(a, v, side=side)
+
+
+def _halving(a: Array, v: Array, side: str) -> Array:
+    """`jnp.searchsorted` as TensorFlow's CPU kernels compute it, also for NaN.
+
+    They call `std::lower_bound` and `std::upper_bound`, which halve the part that is searched.
+    """
+    count = a.shape[0]
+    if not is_open(count) and not count:
+        return jnp.zeros(v.shape, np.int32)
+    length = as_value(count, np.dtype(np.int32))
 
     def halved(_: Value, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = low + ((high - low) >> 1)
         number = take(a, middle, 0, beyond=_Mode.CLIP)
-        beyond = number < v if side == "left" else ~(v < number)
-        return jnp.where(beyond, middle, low), jnp.where(beyond, high, middle)
+        beyond = (number < v if side == "left" else ~(v < number)) & (low < high)
+        return jnp.where(beyond, middle + 1, low), jnp.where(beyond, high, middle)
 
     ends = jnp.zeros(v.shape, np.int32), jnp.broadcast_to(length, v.shape)
-    return lax.fori_loop(0, 32 - lax.clz(length), halved, ends)[1]
+    steps = 32 - lax.clz(length) if is_open(count) else count.bit_length()
+    return lax.fori_loop(0, steps, halved, ends)[0]
 
 
 @rule("Bucketize")

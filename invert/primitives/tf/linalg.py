@@ -331,7 +331,17 @@ def _triangle(function: Callable[..., Array], x: Array, k: int) -> Array:
 
 
 @rule("MatrixBandPart", "BatchMatrixBandPart")
-def _band_part(x: Array, num_lower: Value, num_upper: Value) -> Array:
+def _band_part(x: Array, num_lower: Value, num_upper: Value, *, node: Node) -> Array:
+    for count, size, lines in (
+        (num_lower, x.shape[-2], "rows"),
+        (num_upper, x.shape[-1], "columns"),
+    ):
+        if isinstance(count, np.ndarray):
+            (n,) = ints(count)
+            message = f"a band of {n} diagonals of a matrix of {size} {lines}"
+            if decided("gt", n, size):
+                raise node.error(f"has {message}", "Name diagonals of the matrix.")
+            require(n, "le", size, message)
     if all(isinstance(n, np.ndarray) and n.dtype != object for n in (num_lower, num_upper)):
         (lower,), (upper,) = ints(num_lower), ints(num_upper)
         x = tril(x, upper) if upper >= 0 else x

@@ -230,15 +230,18 @@ def _is_rest(size: Int) -> bool:
 def _fill(dims: Ints, value: Value) -> Value:
     fixed = all(isinstance(d, int) for d in dims)
     # Integers may be shapes and indices of other ops; floats stay a broadcast scalar.
-    whole = is_static(value) and value.dtype.kind in "iub"
+    whole = is_static(value) and value.dtype.kind in "iubO"
     if whole and fixed and math.prod(dims) <= MAX_FOLD:
         return np.full(dims, value)
     return lax.broadcast(array(value), dims)
 
 
 @rule("BroadcastTo", repeats_to=1)
-def _broadcast_to(x: Array, shape: Ints) -> Array:
-    return broadcast_to(x, shape)
+def _broadcast_to(x: Value, shape: Ints) -> Value:
+    fixed = all(isinstance(d, int) for d in shape)
+    if is_static(x) and x.dtype == object and fixed and math.prod(shape) <= MAX_FOLD:
+        return np.broadcast_to(x, shape)
+    return broadcast_to(array(x), shape)
 
 
 @rule("Tile", size_operands=(1,))

@@ -19,6 +19,7 @@ from invert.tf.fallback.kernels_in_child import (
     PLAIN,
     Input,
     KernelError,
+    LimitError,
     graph_with_inputs,
     refusal,
     run_apart,
@@ -120,7 +121,10 @@ def check_bytes(node: Node, what: str, size: int, most: int = MOST_BYTES) -> Non
     """
     if size > most:
         reason = f"has {what} of {size} bytes, too many to compute at conversion"
-        raise node.error(reason, "Compute it outside the function and pass the result.")
+        raise node.error(reason, _OUTSIDE)
+
+
+_OUTSIDE = "Compute it outside the function and pass the result."
 
 
 # The memory that a text takes besides its bytes.
@@ -149,8 +153,8 @@ def _is_small(text: bytes, values: Sequence[np.ndarray]) -> bool:
 def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.ndarray]:
     """The results of a pure op on known values.
 
-    **Raises:** `UnsupportedOpError` if TensorFlow refuses the values, or the ops computed so far
-    have too many bytes.
+    **Raises:** `UnsupportedOpError` if TensorFlow refuses the values, the op takes too long, or the
+    ops computed so far have too many bytes.
     """
     tf = import_tensorflow()
     check_bytes(node, "constants", sum(map(_bytes, values)))
@@ -160,6 +164,9 @@ def run_eagerly(ctx: Context, node: Node, values: Sequence[Value]) -> list[np.nd
     try:
         with only_refusals():
             results = run(text, library, types, values)
+    except LimitError as error:
+        reason = f"cannot be computed at conversion: {reason_of(error)}"
+        raise node.error(reason, _OUTSIDE) from error
     except (ValueError, TypeError, NotImplementedError, KernelError, tf.errors.OpError) as error:
         raise UnsupportedOpError([_refused(node, reason_of(error))]) from error
     computed = ctx.computed(sum(map(_bytes, results)))

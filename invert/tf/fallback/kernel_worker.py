@@ -3,7 +3,8 @@
 Run by path in a bare interpreter: it must not import `invert`, and so not JAX, which takes seconds.
 A request is a `GraphDef`. Its last node is the op; the others are its inputs: constants, or
 placeholders to infer only the types of the results. The answer is `=` and the results as
-`TensorProto` messages, each preceded by its length; or `-` and the reason for the failure.
+`TensorProto` messages, each preceded by its length; `-` and TensorFlow's reason for refusing the
+inputs; or `!` and the limit of this process that the op exceeds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_TOO_LARGE = b"-the results are too large"
+_TOO_LARGE = b"!the results are too large"
 # The memory that a text takes besides its bytes; as in `eager.py`.
 _PER_TEXT = 64
 
@@ -64,7 +65,8 @@ def answer(tf: ModuleType, request: bytes, most: int) -> bytes:
             parts += [_LENGTH.pack(len(proto)), proto]
     except (ValueError, TypeError, NotImplementedError, MemoryError, tf.errors.OpError) as error:
         text = getattr(error, "message", None) or str(error) or type(error).__name__
-        return b"-" + text.encode("utf-8", "replace")
+        limited = isinstance(error, MemoryError | tf.errors.ResourceExhaustedError)
+        return (b"!" if limited else b"-") + text.encode("utf-8", "replace")
     return b"".join(parts)
 
 

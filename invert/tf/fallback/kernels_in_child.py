@@ -60,12 +60,16 @@ class KernelError(Exception):
     """TensorFlow rejects the op on these inputs; the message is its reason."""
 
 
+class LimitError(KernelError):
+    """The op takes more time or memory than the child process has, or ends it."""
+
+
 def run_apart(
     text: bytes, library: bytes, types: Sequence[int], values: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The results of a serialized op on known values, computed in the child process.
 
-    **Raises:** `KernelError`, even if the child dies or takes too long.
+    **Raises:** `KernelError`; `LimitError` if the child dies or takes too long.
     """
     graph = graph_with_inputs(text, library, types, [(v.shape, v) for v in values])
     return read_results(ask(graph))
@@ -130,12 +134,13 @@ def graph_with_inputs(
 def ask(graph: TfObject) -> bytes:
     """Send a `GraphDef` to the child process; return its last node's answer.
 
-    **Raises:** `KernelError`.
+    **Raises:** `KernelError`, `LimitError`.
     """
     try:
         reply = _child().ask(graph.SerializeToString(), seconds=_SECONDS)
     except ChildError as error:
-        raise KernelError(str(error)) from error
+        raise LimitError(str(error)) from error
     if reply[:1] != b"=":
-        raise KernelError(reply[1:].decode("utf-8", "replace"))
+        kind = LimitError if reply[:1] == b"!" else KernelError
+        raise kind(reply[1:].decode("utf-8", "replace"))
     return reply[1:]

@@ -130,13 +130,14 @@ def _computed(origin: _Origin, operands: list[Value]) -> np.ndarray | RepeatedAr
         return None
     if any(isinstance(v, RepeatedArray) for v in operands):
         return _on_repeated(origin, operands)
-    if not any(isinstance(v, np.ndarray) and v.dtype == object for v in operands):
+    symbolic = [i for i, v in enumerate(operands) if v.dtype == object]
+    if not symbolic:
         return np.asarray(origin.rule(operands)[origin.k])
     entry = REGISTRY.get(origin.op)
-    if entry is not None and entry.repeats_to is not None:
-        return _repeated(origin, operands, entry.repeats_to)
+    if entry is not None and symbolic == [entry.repeats_to]:
+        return _repeated(origin, operands, symbolic[0])
     # The size of a result cannot be replaced by an example number.
-    if entry is not None and any(operands[i].dtype == object for i in entry.size_operands):
+    if entry is not None and {*entry.size_operands, entry.repeats_to}.intersection(symbolic):
         return None
     return _moved(origin, operands)
 

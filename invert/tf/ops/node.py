@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from invert._errors import (
     Problem,
     UnsupportedOpError,
 )
+from invert.ir.sizes import is_open
 from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
@@ -226,12 +227,25 @@ _DECODE = {
 LIBRARY_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError)
 
 
-def named_error(node: Node, error: Exception) -> Exception:
-    """A library's error in the conversion of an op, with name and location."""
+def named_error(node: Node, error: Exception, operands: Sequence[Value] = ()) -> Exception:
+    """A library's error in the conversion of an op, with name and location.
+
+    Of open sizes it tells no more than that some function of JAX or NumPy needs numbers.
+    """
     if isinstance(error, InvertError):
         return error
+    if any(map(_holds_open_sizes, operands)):
+        return node.error("is converted at fixed sizes only", "Convert it at fixed sizes.")
     reason = f"{type(error).__name__}: {error}"
     return node.error(reason, REPORT)
+
+
+def _holds_open_sizes(value: Value) -> bool:
+    """Return whether a value has axes of open sizes, or holds such sizes."""
+    sizes = getattr(value, "shape", ())
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        sizes = value.ravel().tolist()
+    return any(map(is_open, sizes))
 
 
 def note_op(node: Node, error: Exception) -> None:

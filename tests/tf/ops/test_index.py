@@ -487,6 +487,34 @@ def test_an_approximate_top_k_has_as_many_candidates_as_xla(options) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("length", [None, 6])
+def test_searches_among_nan(length, side):
+    """They end where TensorFlow's kernel ends, also in arrays that are not sorted."""
+    rows = np.float32([[1, 2, np.nan, 3, np.nan, np.nan], [3, 1, 2, 0, 5, -1]])
+    values = np.float32([[np.nan, 0, 2, np.inf]] * 2)
+
+    def search(x, v):
+        return tf.searchsorted(x, v, side=side)
+
+    spec = tf.TensorSpec([2, length])
+    module = invert.convert(tf.function(search), spec, tf.TensorSpec([2, 4]))
+    np.testing.assert_array_equal(module(rows, values), search(rows, values))
+    np.testing.assert_array_equal(module.model(rows, values), search(rows, values))
+
+
+def test_searches_in_rows_of_another_number():
+    def search(x, v):
+        return tf.searchsorted(x, v)
+
+    specs = tf.TensorSpec([None]), tf.TensorSpec([None, 3])
+    module = invert.convert(tf.function(search), *specs)
+    x, v = np.float32([1, 2]), np.float32([[0, 1, 2]])
+    np.testing.assert_array_equal(module(x, v), search(x, v))
+    with pytest.raises(invert.UnsupportedOpError, match="has 1 rows of sorted numbers and 2 rows"):
+        module(x, np.repeat(v, 2, 0))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_searches(side):
     """Among them one for NaN; all are written, though a function of jax 0.12 equals only itself."""
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import invert
 from tests.tf.ops.driver import conversion
 from tests.tf.ops.raw import Suite, raw
 from tests.tf.ops.samples import COMPLEX, INTS, dtypes, sample
@@ -375,3 +376,22 @@ def test_roots_of_singular_matrices():
         else:
             np.testing.assert_allclose(root @ root, x, atol=1e-6)
         assert np.isnan(log).all() or np.linalg.det(x) != 0
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 2)])
+def test_bands_of_more_diagonals_than_the_matrix(shape):
+    """The condition is part of the certificate; TensorFlow raises where it does not hold."""
+
+    def halves(x):
+        return tf.linalg.band_part(x, -1, tf.shape(x)[0] // 2)
+
+    module = invert.convert(tf.function(halves), tf.TensorSpec([None, None]))
+    assert "floordiv(batch, 2) <= length" in str(module.report.certificate)
+    x = np.ones(shape, np.float32)
+    if shape[1] == 3:
+        np.testing.assert_array_equal(module(x), halves(x))
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="num_upper"):
+        halves(x)
+    with pytest.raises(invert.UnsupportedOpError, match="a band of 3 diagonals of a matrix of 2"):
+        module(x)
