@@ -232,7 +232,7 @@ class Context:
                 if entry.names_attributes:
                     self._check_attributes(entry, node)
             except LIBRARY_ERRORS as error:
-                if (named := named_error(node, error, operands)) is error:
+                if (named := named_error(node, error)) is error:
                     raise
                 raise named from error
             except SIZE_ERRORS as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from invert._errors import (
     Problem,
     UnsupportedOpError,
 )
-from invert.ir.sizes import is_open
 from invert.ir.types import Value
 from invert.protos.tensors import decode_dtype, decode_shape
 from invert.protos.types import Attributes, AttrValue
@@ -223,29 +222,20 @@ _DECODE = {
 }
 
 
+# The class of open sizes in JAX, in messages of functions that take numbers only.
+_OPEN_SIZE = "_DimExpr"
 # Errors of JAX and NumPy that a user can act upon, once they say which op they are about.
 LIBRARY_ERRORS = (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError)
 
 
-def named_error(node: Node, error: Exception, operands: Sequence[Value] = ()) -> Exception:
-    """A library's error in the conversion of an op, with name and location.
-
-    Of open sizes it tells no more than that some function of JAX or NumPy needs numbers.
-    """
+def named_error(node: Node, error: Exception) -> Exception:
+    """A library's error in the conversion of an op, with name and location."""
     if isinstance(error, InvertError):
         return error
-    if any(map(_holds_open_sizes, operands)):
-        return node.error("is converted at fixed sizes only", "Convert it at fixed sizes.")
     reason = f"{type(error).__name__}: {error}"
+    if _OPEN_SIZE in reason:  # it tells no more than that some function needs numbers
+        return node.error("is converted at fixed sizes only", "Convert it at fixed sizes.")
     return node.error(reason, REPORT)
-
-
-def _holds_open_sizes(value: Value) -> bool:
-    """Return whether a value has axes of open sizes, or holds such sizes."""
-    sizes = getattr(value, "shape", ())
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        sizes = value.ravel().tolist()
-    return any(map(is_open, sizes))
 
 
 def note_op(node: Node, error: Exception) -> None:
