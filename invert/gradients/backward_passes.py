@@ -135,9 +135,9 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
 
 
 def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
-    """The results that other derivatives are used for, and that a number is computed from.
+    """Results that use other derivatives and that `number` depends on.
 
-    As the new parameters of a discriminator, which the loss of its generator closes over.
+    An example is the updated discriminator that the loss of a generator closes over.
     """
     needed, _ = graph.needed([number])
     losses = [v for e in needed if e.primitive is value_and_grad_p for v in e.outvars]
@@ -258,7 +258,7 @@ class _Search:
     def _may_have_derivatives(self) -> bool:
         """Return whether the program may make the derivative by anything that the loss reads.
 
-        The derivative of a product has a product, that of a loop has a loop.
+        A product, a loop or a branch has a derivative of the same kind.
         """
         loss = set(self.needed)
         made = {v for e in self.needed for v in e.outvars}
@@ -389,7 +389,7 @@ def _moves(eqn: Eqn) -> bool:
     return any(is_differentiable(v.aval) for v in eqn.outvars)
 
 
-# The derivative of each has some of the same kind.
+# The derivative of a primitive has primitives of the same kind.
 _KINDS = kinds.CONTRACTIONS, frozenset(("scan",)), frozenset(("cond",))
 
 

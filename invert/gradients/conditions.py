@@ -43,8 +43,8 @@ _PARTS = frozenset(("div", "rem", "shift_right_arithmetic", "shift_right_logical
 _LOOKUPS = frozenset(("gather", "dynamic_slice"))
 # Conditions that samples cannot show to be met.
 _UNSEEN = frozenset(("lookup", "factor"))
-# Stands for a comparison of booleans, which the conditions that these are made of decide. It has a
-# place, since sizes may be 0 or 1 in one choice of them and not in another.
+# A comparison of booleans: the comparisons that made them decide it. It keeps a place in the list,
+# since a size may be 0 or 1 in one choice of sizes and not in another.
 _OF_BOOLS: Condition = "bools", frozenset()
 # Comparisons of numbers in 32 bits allow for larger factors.
 _CLOSE_TO_ONE = 1e-3
@@ -52,7 +52,7 @@ _CLOSE_TO_ONE = 1e-3
 _VISIBLE = 1e-2
 # The same numbers in another shape or type.
 _SAME_NUMBERS = frozenset(("broadcast_in_dim", "reshape", "convert_element_type", "copy"))
-# These return some of the numbers that they are given: which operands hold them.
+# Primitives that only move numbers, and the operands that hold these.
 _MOVED = {
     **dict.fromkeys(("and", "or", "max", "min", "clamp", "select_n"), slice(None)),
     **dict.fromkeys((*_SAME_NUMBERS, "dynamic_slice", "slice", "squeeze", "transpose"), slice(1)),

@@ -19,8 +19,8 @@ from invert.ir.sizes import is_open
 from invert.ir.types import Eqn, Jaxpr
 
 
-def forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
-    """The outermost loops without a reverse derivative that numbers among the arguments reach."""
+def _forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The outermost loops without a reverse derivative that depend on number arguments."""
     moved = {v for v in jaxpr.invars if is_differentiable(v.aval)}
     for eqn in jaxpr.eqns:
         if not any(is_var(a) and a in moved for a in eqn.invars):
@@ -30,14 +30,14 @@ def forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
             yield eqn
         elif holds_jaxprs(eqn) and not eqn.primitive.name.startswith("custom_"):
             for inner in sub_jaxprs(eqn):
-                yield from forward_only_loops(inner)
+                yield from _forward_only_loops(inner)
 
 
 def note_on_loops(jaxpr: Jaxpr, entry: str, remedy: str) -> list[str]:
     """A line for the report, if there are such loops at any sizes."""
     if "while" not in jaxprs.names_in(jaxpr):
         return []
-    loops = forward_only_loops(jaxpr)
+    loops = _forward_only_loops(jaxpr)
     if any(is_open(n) for v in jaxpr.invars for n in v.aval.shape):
         # At given sizes those that count to one have a reverse derivative.
         loops = (eqn for eqn in loops if not counts(WhileParts.of(eqn).cond))

@@ -60,8 +60,8 @@ class Gradient:
 def without_derivative(text: str, *, warn: bool = False) -> Callable[..., Value]:
     """An identity that raises `LookupError` when differentiated, as in TensorFlow, or warns.
 
-    Arguments after the first are those of the function that made it. Its program may have a
-    derivative of zero by them, as that of a rounding, where its author's function has another.
+    Later arguments are the inputs of the function that computed the value. By them, its program may
+    have a zero derivative where the author's function has another, as for a rounding.
     """
 
     def prevent_gradient(x: Value, *_: Value) -> Value:

@@ -119,7 +119,7 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
 def _add_tree(
     body: Body, value: ast.expr, derived: Mapping[Atom, Var], tree: ast.expr, hint: str
 ) -> None:
-    """Make the derivatives by a whole tree, which is `value`, known as a tree."""
+    """Record the derivatives by a tree, written as `value`, as the tree `tree`."""
     text = syntax.text_of(value)
     for (structure, leaves), known in [*body.trees.values.items()]:
         if syntax.text_of(known) == text and derived.keys() >= {*leaves}:

@@ -22,9 +22,9 @@ from invert.ir.order import by_number, postorder, reached
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Params, Tree, Var
 from invert.ir.value_and_grad import value_and_grad_p
 
-# The least number of equations that are no longer written.
+# A map must save at least this many equations.
 _LEAST = 4
-# How many functions may turn out to differ between leaves.
+# How often the search starts anew because a function differs between leaves.
 _MOST_TRIED = 8
 _TREE_MAP = Primitive("tree_map")
 
@@ -108,7 +108,7 @@ class _Values:
 
     @property
     def is_other(self) -> bool:
-        """Whether nothing is known about them."""
+        """Whether they are arrays without a common form."""
         return not self.eqns and self.same is None and not self.is_tree
 
 
@@ -118,7 +118,7 @@ def _before(values: _Values) -> Iterable[_Values]:
 
 
 def _reads_others(values: _Values) -> bool:
-    """Return whether a column is computed from arrays of which nothing is known."""
+    """Return whether a column depends on other arrays."""
     return any(c.is_other for c in _before(values))
 
 
@@ -133,7 +133,7 @@ class _Search:
         self._sums: dict[_Values, Var] = {}
 
     def run(self, results: Tree) -> list[TreeMap]:
-        """The equations, those that make trees of arrays first."""
+        """The new equations; those that build trees come first."""
         self._find(results, ())
         self._find_sums()
         order = postorder([*self._outputs, *self._sums], lambda c: c.operands)
@@ -262,7 +262,7 @@ class _Search:
     def _map(
         self, root: _Values, group: Mapping[_Values, _Values], trees: dict[Column, TreeMap]
     ) -> TreeMap | None:
-        """The equation of a group of columns; adds those of the trees of arrays that it reads."""
+        """The equation of a group of columns; adds to `trees` those that it reads."""
         ends = dict.fromkeys(_ends(root, group))
         inputs = [c for c in ends if c.same is None]
         shared = [*dict.fromkeys(c.same for c in ends if c.same is not None and is_var(c.same))]
@@ -317,7 +317,7 @@ class _Search:
 
 
 def _ends(root: _Values, group: Mapping[_Values, _Values]) -> Iterator[_Values]:
-    """What a group of columns reads, in the order in which its function does."""
+    """The operands of a group of columns, in the order of its function."""
     pending, seen = [root], set[_Values]()
     while pending:
         values = pending.pop()

@@ -20,9 +20,9 @@ from invert.protos.tensors import decode_dtype, decode_tensor
 from invert.tf.ops.node import import_tensorflow
 from invert.tf.values.constants import MOST_COMPUTED
 
-# Ops that move, compare or convert elements and check every index that an input holds. Each element
-# of a result is no larger than one of each input, and the attributes, so that small inputs have
-# small results. Chosen from what their documentation says and from damaged inputs; the kernels
+# Ops that move, compare or convert elements and check every index that an input holds. An element
+# of a result takes at most one element of each input and the attributes together, so small inputs
+# have small results. Chosen from what their documentation says and from damaged inputs; the kernels
 # themselves were not audited.
 PLAIN = frozenset(
     """
