@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import dataclasses
 import io
 import json
@@ -159,19 +160,37 @@ def _held(file: Path) -> int:
 def _bytes_of_variables(config: object, own: Mapping[str, object]) -> int:
     """The bytes of the variables that a configuration makes; none gets a value.
 
-    Zero if they cannot be made without values. In a thread of its own, since Keras numbers the
-    layers of a thread.
+    Those of its layers one by one where they do not fit together: Keras makes the variables of all
+    layers before the first that does not fit. Layers that need values count nothing. In a thread of
+    its own, since Keras numbers the layers of a thread.
     """
     import keras
 
-    def count() -> int:
+    def count(part: object) -> int | None:
         with contextlib.suppress(Exception), keras.StatelessScope(initialize_variables=False):
-            model = keras.saving.deserialize_keras_object(config, own, safe_mode=True)
-            return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in model.variables)
-        return 0
+            # Keras removes the parts of a configuration that it has read.
+            part = copy.deepcopy(part)
+            made = keras.saving.deserialize_keras_object(part, own, safe_mode=True)
+            return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in made.variables)
+        return None
+
+    def count_all() -> int:
+        total = count(config)
+        return sum(count(c) or 0 for c in _built(config)) if total is None else total
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(count).result()
+        return pool.submit(count_all).result()
+
+
+def _built(config: object) -> Iterator[object]:
+    """The outermost layers inside of a configuration that hold the shapes of their inputs."""
+    pending = list(config.values()) if isinstance(config, dict) else []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict) and "build_config" in value:
+            yield value
+        elif isinstance(value, dict | list):
+            pending += value.values() if isinstance(value, dict) else value
 
 
 def _cause(error: Exception) -> str:

@@ -154,6 +154,8 @@ def test_a_layer_that_cannot_be_built_is_a_malformed_model_error(
     [
         # None of them is made, which would take all memory of a machine.
         (2, {"units": 10**9}, r"the variables of its configuration take 16000000\d+ bytes"),
+        # The next layer does not take as many features, which Keras says once this one is made.
+        (1, {"units": 10**8}, r"the variables of its configuration take 20000\d+ bytes"),
         (1, {"name": "é"}, "Keras cannot run the model: .* is not a valid scope name"),
     ],
 )

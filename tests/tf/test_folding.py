@@ -122,6 +122,17 @@ def test_sums_and_products_of_constants_keep_their_type() -> None:
     same(lambda x: x + tf.reduce_prod(tf.constant([70000, 70000])), np.int32(1))
 
 
+@pytest.mark.parametrize("specs", [([2, 3], [2, 3, 2]), ([None, 3], [None, None, 2])])
+def test_shapes_of_other_ranks_are_not_equal(specs: Any) -> None:
+    def fn(x: Any, y: Any) -> Any:
+        sizes, floats = tf.shape(x), tf.constant([1.0, 2.0])
+        return sizes == tf.shape(y), sizes != tf.shape(y), floats == tf.constant([1.0, 2.0, 3.0])
+
+    x, y = np.ones((2, 3), np.float32), np.ones((2, 3, 2), np.float32)
+    module = invert.convert(tf.function(fn), *map(tf.TensorSpec, specs), config=PLAIN)
+    assert [bool(v) for v in module(x, y)] == [False, True, False]
+
+
 def test_data_dependent_values_are_still_refused() -> None:
     fn = tf.function(lambda x, p: tf.transpose(x, tf.roll(p, 1, 0)))
     with pytest.raises(invert.UnsupportedOpError, match="depends on data"):

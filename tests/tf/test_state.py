@@ -63,6 +63,19 @@ def test_scatter_of_elements():
     check(fn, v)
 
 
+def test_gathering_from_an_assigned_constant():
+    v = variable()
+
+    def fn(x):
+        v.assign(np.arange(20, dtype=np.float32).reshape(5, 4))
+        places = tf.tile(tf.cast(x[:1, :2] > 0, tf.int32), [5, 1])
+        return tf.raw_ops.ResourceGather(
+            resource=v.handle, indices=places, batch_dims=1, dtype=tf.float32
+        )
+
+    check(fn, v)
+
+
 def test_assignment_to_slices():
     v = variable()
 

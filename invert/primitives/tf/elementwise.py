@@ -343,14 +343,14 @@ def _is_positive(x: Array) -> bool:
 
 @rule("Equal", "NotEqual", rows=rows.elementwise)
 def _equal(x: Value, y: Value, *, T: np.dtype, incompatible_shape_error: bool, op: str) -> Value:
+    if not incompatible_shape_error and not _compatible(np.shape(x), np.shape(y)):
+        return np.asarray(op == "NotEqual")
     if is_static(x) and is_static(y):
         numbers = functools.partial(computed_now, lambda x, y: lax.eq(*promote([x, y], T)))
         folded = fold_binary(numbers if T.kind == "f" else same_size, x, y, np.dtype(bool))
         if folded is not None:
             # NumPy turns a 0-d array into a scalar, which is not a static value.
             return folded if op == "Equal" else np.asarray(np.logical_not(folded))
-    if not incompatible_shape_error and not _compatible(np.shape(x), np.shape(y)):
-        return np.asarray(op == "NotEqual")
     return (lax.eq if op == "Equal" else lax.ne)(*promote([x, y], T))
 
 

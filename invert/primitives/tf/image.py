@@ -109,6 +109,11 @@ def _crop_grad_boxes(g: Array, image: Array, boxes: Array, box_ind: Array) -> li
     return list(jax.vjp(crop, boxes)[1](g))
 
 
+def _at(image: Array, index: tuple[Array, ...]) -> Array:
+    """The nearest elements of an image, which may be a NumPy array, as constants are."""
+    return jnp.asarray(image).at[index].get(mode="clip", wrap_negative_indices=False)
+
+
 Places = tuple[Array, Array]
 
 
@@ -136,7 +141,7 @@ def _crop(
 
     def pixels(row: Array, column: Array) -> Array:
         index = which[:, None, None], row.astype(jnp.int32), column.astype(jnp.int32)
-        return image.at[index].get(mode="clip", wrap_negative_indices=False)
+        return _at(image, index)
 
     if nearest:
         away = lax.RoundingMethod.AWAY_FROM_ZERO
@@ -206,7 +211,7 @@ def _extract_glimpse(
     rows, columns = rows[:, :, None], columns[:, None, :]
     batch = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None, None]
     inside = (rows >= 0) & (rows < x.shape[1]) & (columns >= 0) & (columns < x.shape[2])
-    glimpse = x.at[batch, rows, columns].get(mode="clip", wrap_negative_indices=False)
+    glimpse = _at(x, (batch, rows, columns))
     return jnp.where(inside[..., None], glimpse, 0)
 
 
@@ -280,7 +285,7 @@ def _read(image: Array, places: Sequence[Array], fill: Array, interpolation: str
     def pixels(row: Array, column: Array) -> Array:
         inside = (row >= 0) & (row < image.shape[1]) & (column >= 0) & (column < image.shape[2])
         index = batch, row.astype(jnp.int32), column.astype(jnp.int32)
-        values = image.at[index].get(mode="clip", wrap_negative_indices=False)
+        values = _at(image, index)
         wide = values.astype(jnp.promote_types(jnp.float32, image.dtype))
         return jnp.where(inside[..., None], wide, fill)
 

@@ -291,7 +291,8 @@ def _cells(x: Array, rows: Array, columns: Array, overlapping: bool) -> tuple[Ar
         *(_span(s, n, overlapping) for s, n in ((rows, x.shape[1]), (columns, x.shape[2]))),
         strict=True,
     )
-    cells = x[:, place[0][:, None, :, None], place[1][None, :, None, :]]
+    # NumPy's arrays, as constants are, do not take traced indices.
+    cells = jnp.asarray(x)[:, place[0][:, None, :, None], place[1][None, :, None, :]]
     mask = inside[0][:, None, :, None] & inside[1][None, :, None, :]
     each = math.prod(cells.shape[3:5])
     cells = lax.reshape(cells, (*cells.shape[:3], each, cells.shape[5]))

@@ -162,8 +162,8 @@ for _prefix in ("ResourceScatter", "Scatter"):
 
 @rule("ResourceGather", effect="reads", ignores=("validate_indices",))
 def _gather(resource: Value, indices: Array, *, ctx: Context, batch_dims: int) -> Array:
-    x = current(ctx, resource)
-    indices = narrow(indices, np.shape(x))
+    x = jnp.asarray(current(ctx, resource))
+    indices = narrow(indices, x.shape)
     if not batch_dims:
         return jnp.take(x, indices, axis=0, mode="clip")
     rank = np.ndim(indices)

@@ -45,6 +45,12 @@ def test_fractional_pools(op):
     check(_pooled(op, EVERY[1::6]), normal(2, 11, 17, 3))
 
 
+@pytest.mark.parametrize("op", POOLS)
+def test_fractional_pools_of_a_constant(op):
+    x = normal(1, 11, 17, 2)
+    check(lambda factor: [y * factor for y in _pooled(op, EVERY[:1])(x)[:1]], np.float32(2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", POOLS)
 def test_fractional_pools_of_other_types(op):

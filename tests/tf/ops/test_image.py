@@ -231,6 +231,28 @@ def test_crop_and_resize_of_no_boxes():
     check(fn, normal(2, 5, 6, 3), BOXES[:0], WHICH[:0], grad=False)
 
 
+def test_places_in_a_constant_image():
+    """Constants are NumPy arrays, which do not take indices that are traced."""
+    image = normal(2, 5, 6, 3)
+
+    def fn(boxes):
+        offsets, transforms = boxes[:, :2], tf.concat([boxes, boxes], 1)
+        return (
+            RAW.CropAndResize(image=image, boxes=boxes, box_ind=WHICH, crop_size=[3, 4]),
+            RAW.ExtractGlimpse(
+                input=image, size=[3, 2], offsets=offsets[:2], uniform_noise=False, noise="zero"
+            ),
+            RAW.ImageProjectiveTransformV2(
+                images=image,
+                transforms=transforms[:1],
+                output_shape=[5, 6],
+                interpolation="NEAREST",
+            ),
+        )
+
+    check(fn, BOXES, grad=False)
+
+
 def test_gradient_ops_of_crops():
     def fn(x, g, boxes):
         args = {"grads": g, "boxes": boxes, "box_ind": WHICH}
