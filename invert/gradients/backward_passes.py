@@ -45,6 +45,7 @@ from invert.ir.jaxprs import (
     variables_read,
     with_equations,
     with_inlined,
+    without_empty,
 )
 from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.loops import ScanParts
@@ -94,7 +95,8 @@ def _traced(eqn: Eqn) -> ClosedJaxpr | None:
     if eqn.primitive is not value_and_grad_p:
         return None
     run = value_and_grad(eqn.params["jaxpr"], eqn.params["count"])
-    return trace_closed(run, *map(type_of, eqn.invars))
+    # Branches fill arrays that only others save for the derivative.
+    return without_empty(trace_closed(run, *map(type_of, eqn.invars)))
 
 
 def with_gradients(
@@ -251,8 +253,11 @@ class _Search:
         count = len(self.graph.eqns)
         for forward in _forwards(self.graph, results, self.recognize):
             found = _Loss(self.graph, results, forward).replaced()
-            # The backward pass takes at least as many equations as the loss.
-            if found is not None and count - len(found.program.eqns) >= len(self.needed):
+            if found is None:
+                continue
+            # The backward pass takes at least as many equations as what it differentiates.
+            moved = sum(1 for _ in computed_from(found.moving, self.needed))
+            if count - len(found.program.eqns) >= moved:
                 yield found
 
     def _may_have_derivatives(self) -> bool:
@@ -380,7 +385,8 @@ class _Loss:
         for values, derivative in zip(found.values(), made[len(self.results) :], strict=True):
             names |= dict.fromkeys(values, derivative)
         renamed = rename(jaxpr, names)
-        place = min(self.graph.index[self.graph.producers[v]] for v in self.results)
+        # The program may use derivatives before it computes the number.
+        place = min(self.graph.index[self.graph.producers[v]] for v in (*self.results, *names))
         eqns = [*renamed.eqns[:place], eqn, *renamed.eqns[place:]]
         return _Found(dce(renamed.replace(eqns=eqns)), moving)
 
@@ -405,7 +411,7 @@ def _type(v: Var) -> Hashable:
 
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
-    alone = dce(graph.jaxpr.replace(outvars=results))
+    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _with_less_sorted)
     arguments = {*alone.invars}
     forms = [plain(alone)]
     if "stop_gradient" in names_in(alone):
@@ -443,6 +449,21 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
         return [], eqn.invars
 
     return rewritten(jaxpr, idle)
+
+
+def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
+    """Without what is sorted for derivatives alone, as the places from which elements come."""
+    read = variables_read(jaxpr)
+
+    def used(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "sort":
+            return eqn
+        keys, results = eqn.params["num_keys"], enumerate(eqn.outvars)
+        kept = [i for i, v in results if i < keys or v in read]
+        operands, results = ([atoms[i] for i in kept] for atoms in (eqn.invars, eqn.outvars))
+        return eqn.replace(invars=operands, outvars=results)
+
+    return with_equations(jaxpr, [used(e) for e in jaxpr.eqns])
 
 
 def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:

@@ -137,7 +137,7 @@ def _normalized(closed: J, depth: int) -> J | None:
     once = with_each_operand_once(simple)
     # Equal constants, such as those of a call that is written twice, are one operand only now.
     new = map_jaxprs(once if once is simple else merged(once), one)
-    new = map_jaxprs(new, lambda jaxpr: _with_ordered_rows(_with_ordered_sums(jaxpr)))
+    new = map_jaxprs(new, lambda jaxpr: _with_ordered_results(_with_ordered_sums(jaxpr)))
     return None if new is closed else new
 
 
@@ -151,24 +151,32 @@ def _as_change_of_axes(eqn: Eqn) -> Eqn:
     return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": tuple(axes)})
 
 
-def _with_ordered_rows(jaxpr: Jaxpr) -> Jaxpr:
-    """With the arrays that each loop fills in order of use.
+def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:
+    """With the results of each branch, and the arrays that each loop fills, in order of use.
 
-    The derivative of a loop reads what it needs of each step in the order in which it computes.
+    Derivatives read what loops and branches save for them in the order in which these compute it.
     """
 
     def ordered(eqn: Eqn) -> Eqn:
-        if eqn.primitive.name != "scan":
+        if (name := eqn.primitive.name) not in ("scan", "cond"):
             return eqn
-        body, count = open_jaxpr(eqn.params["jaxpr"]), plain_params(eqn.params)["num_carry"]
+        count = plain_params(eqn.params)["num_carry"] if name == "scan" else 0
         order = order_of_use(jaxpr, eqn.outvars[count:], through=True)
         if order == sorted(order):
             return eqn
         places = [*range(count), *(count + i for i in order)]
-        inner = body.replace(outvars=[body.outvars[i] for i in places])
-        closed = close_like(eqn.params["jaxpr"], inner)
-        outvars = [eqn.outvars[i] for i in places]
-        return eqn.replace(params={**eqn.params, "jaxpr": closed}, outvars=outvars)
+
+        def placed(program: AnyJaxpr) -> AnyJaxpr:
+            body = open_jaxpr(program)
+            return close_like(program, body.replace(outvars=[body.outvars[i] for i in places]))
+
+        params = dict(eqn.params)
+        if name == "scan":
+            params["jaxpr"] = placed(params["jaxpr"])
+        else:
+            params["branches"] = tuple(map(placed, params["branches"]))
+        eqn = eqn.replace(params=params, outvars=[eqn.outvars[i] for i in places])
+        return with_closed_over(eqn) if name == "cond" else eqn
 
     return with_equations(jaxpr, [ordered(e) for e in jaxpr.eqns])
 
@@ -239,7 +247,7 @@ def of_either_setting(closed: J) -> J:
 
 def _in_64_bits(form: Callable[[AnyJaxpr], AnyJaxpr | None], closed: J) -> J:
     """A form of a program whose parts may have 64-bit types: the same under both settings."""
-    closed = without_unique(closed)
+    closed = without_empty(without_unique(closed))
     with jax.enable_x64(True):
         new = form(closed)
     return closed if new is None else cast(J, new)
