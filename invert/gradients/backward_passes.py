@@ -53,7 +53,7 @@ from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
 from invert.ir.order import by_number, postorder
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Value, Var
 from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
 
 Recognize = Callable[[Jaxpr], Jaxpr]
@@ -133,7 +133,35 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
         if number in graph.producers:
             apart = _Apart(graph, _of_other_losses(graph, number))
             found = apart.searched(number, recognize, fits) or found
+    for scaled, number in _with_scaled_numbers(found):
+        graph = Graph(scaled)
+        apart = _Apart(graph, _of_other_losses(graph, number))
+        if (derived := apart.searched(number, recognize, fits)) is not None:
+            return derived
     return found
+
+
+def _with_scaled_numbers(program: Jaxpr) -> Iterator[tuple[Jaxpr, Var]]:
+    """Programs that also compute a scaled loss, which they need for its derivative alone.
+
+    A derivative starts with one, here times the scale.
+    """
+    scales = [e for e in program.eqns if _scales_one(e)]
+    for number in _numbers(program)[:_MOST_TRIED] if scales else ():
+        for eqn in (e for e in scales if _type(e.outvars[0]) == _type(number)):
+            operands = [a if is_var(a) else number for a in eqn.invars]
+            scaled = eqn.replace(invars=operands, outvars=[Var(number.aval)])
+            yield program.replace(eqns=[*program.eqns, scaled]), scaled.outvars[0]
+
+
+def _scales_one(eqn: Eqn) -> bool:
+    """Return whether an equation is `1.0 * scale`, `scale * 1.0` or `1.0 / scale`."""
+    if eqn.primitive.name not in ("mul", "div") or not _is_number(eqn.outvars[0]):
+        return False
+    first, second = eqn.invars
+    if eqn.primitive.name == "mul" and is_var(first):
+        first, second = second, first
+    return isinstance(first, Literal) and np.asarray(first.val) == 1 and is_var(second)
 
 
 def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
@@ -509,8 +537,13 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The form in which equal values are one variable; derivatives of the program do not matter."""
     values = map_equations(without_rules(plain(traced_form.strong(closed))), _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
-    named = map_equations(ordered, lambda e: e.replace(params=plain_params(e.params)))
-    return map_jaxprs(named, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+    plainest = map_equations(ordered, _with_plain_params)
+    return map_jaxprs(plainest, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+
+
+def _with_plain_params(eqn: Eqn) -> Eqn:
+    eqn = traced_form.without_silent_params(eqn)
+    return eqn.replace(params=plain_params(eqn.params))
 
 
 def _in_order_of_results(jaxpr: Jaxpr) -> Jaxpr:

@@ -123,7 +123,7 @@ def _normalized(closed: J, depth: int) -> J | None:
         jaxpr = rewritten(jaxpr, _hoisted)
         eqns = []
         for eqn in jaxpr.eqns:
-            eqn = _plain(eqn)
+            eqn = without_silent_params(eqn)
             if eqn.primitive.name in _NORMAL:
                 eqn = _NORMAL[eqn.primitive.name](eqn, depth)
             eqns.append(eqn)
@@ -678,7 +678,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     return eqn
 
 
-def _plain(eqn: Eqn) -> Eqn:
+def without_silent_params(eqn: Eqn) -> Eqn:
     """Remove parameters that have no effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})
