@@ -130,7 +130,7 @@ def _normalized(closed: J, depth: int) -> J | None:
         return with_equations(jaxpr, eqns)
 
     narrow = strong(closed)
-    if "add_any" in names_in(open_jaxpr(narrow)):  # it holds derivatives
+    if _may_hold_derivatives(narrow):
         axes = map_equations(narrow, _as_change_of_axes)
         narrow = strong(map_jaxprs(axes, with_axes_after_numbers))
     simple = merged(map_jaxprs(narrow, _sliced))
@@ -141,14 +141,26 @@ def _normalized(closed: J, depth: int) -> J | None:
     return None if new is closed else new
 
 
+def _may_hold_derivatives(program: AnyJaxpr) -> bool:
+    """Return whether a program sums up derivatives, or undoes a broadcast by a sum."""
+    jaxpr = open_jaxpr(program)
+    names = names_in(jaxpr)
+    return "add_any" in names or ("reduce_sum" in names and any(map(_is_squeeze, equations(jaxpr))))
+
+
+def _is_squeeze(eqn: Eqn) -> bool:
+    """Return whether an equation is a sum over axes of size one, as of a derivative."""
+    if eqn.primitive.name != "reduce_sum" or not (axes := eqn.params["axes"]):
+        return False
+    return all(eqn.invars[0].aval.shape[i] == 1 for i in axes)
+
+
 def _as_change_of_axes(eqn: Eqn) -> Eqn:
-    """As `_with_axes_as_such`; a sum over axes of size one, as of a derivative, is a squeeze."""
-    if eqn.primitive.name != "reduce_sum":
-        return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
-    (x,), axes = eqn.invars, eqn.params["axes"]
-    if not axes or any(x.aval.shape[i] != 1 for i in axes):
-        return eqn
-    return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": tuple(axes)})
+    """As `_with_axes_as_such`; a sum over axes of size one is a squeeze."""
+    if _is_squeeze(eqn):
+        axes = tuple(eqn.params["axes"])
+        return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": axes})
+    return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
 
 
 def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:

@@ -123,12 +123,13 @@ def test_the_parts_of_a_loss_are_results() -> None:
     assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in _text(step, (P, *BATCH))
 
 
-def test_biases_that_are_broadcast_first() -> None:
+@pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.silu])
+def test_biases_that_are_broadcast_first(activation: Callable[..., Any]) -> None:
     """Their derivative is one sum, and not one that keeps an axis."""
 
     def loss_fn(p: Any, x: Any, y: Any) -> Any:
-        h = x @ p["w"] + jnp.broadcast_to(p["b"], (5, 7))
-        return jnp.mean(((h * jnp.tanh(h)) @ p["o"] - y) ** 2)
+        h = activation(x @ p["w"] + jnp.broadcast_to(p["b"], (5, 7)))
+        return jnp.mean((h @ p["o"] - y) ** 2)
 
     assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (P, *BATCH))
 
