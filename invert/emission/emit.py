@@ -63,7 +63,7 @@ from invert.emission.python.naming import camel, spelled, wrapped_comment
 from invert.emission.recovered import Recovered
 from invert.emission.sequences import compute_sequences
 from invert.emission.sizes.program import Program, together
-from invert.gradients.backward_passes import expanded, with_gradients
+from invert.gradients.backward_passes import expanded, lowered, with_gradients
 from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.avals import is_differentiable
 from invert.ir.closed_over import with_numbers_inside
@@ -151,7 +151,7 @@ def _with_gradients(recovered: Recovered, change: Callable[..., Recovered]) -> R
             with_gradients,
             program,
             recovered.recognized,
-            lambda derived: traced_form.difference(expanded(derived), program) is None,
+            lambda derived: traced_form.difference(lowered(derived), program) is None,
         )
     if derived is None:
         return changed

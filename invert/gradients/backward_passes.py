@@ -13,6 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
@@ -32,6 +33,7 @@ from invert._private.jax import (
     trace_closed,
 )
 from invert.gradients.cache import without_rules
+from invert.gradients.checkpoints import with_checkpointed_parts
 from invert.gradients.settle import plain
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
@@ -45,6 +47,7 @@ from invert.ir.jaxprs import (
     variables_read,
     with_equations,
     with_inlined,
+    without_empty,
 )
 from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.loops import ScanParts
@@ -52,7 +55,7 @@ from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
 from invert.ir.order import by_number, postorder
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Value, Var
 from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
 
 Recognize = Callable[[Jaxpr], Jaxpr]
@@ -74,7 +77,7 @@ def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJax
     constants = consts_of(closed)
     if (found := with_gradients(constants_as_arguments(open_jaxpr(closed)), recognize)) is None:
         return closed
-    traced = expanded(found)
+    traced = lowered(found)
     if value_and_grad_p.name in names_in(traced):
         return closed  # it holds an array
     if not constants:
@@ -90,11 +93,17 @@ def expanded(program: Jaxpr) -> Jaxpr:
     return map_jaxprs(program, lambda jaxpr: with_inlined(jaxpr, _traced))
 
 
+def lowered(program: Jaxpr) -> Jaxpr:
+    """As `expanded`, with barriers for what `jax.checkpoint` binds in backward passes."""
+    return map_jaxprs(expanded(program), lambda jaxpr: with_inlined(jaxpr, _recomputed))
+
+
 def _traced(eqn: Eqn) -> ClosedJaxpr | None:
     if eqn.primitive is not value_and_grad_p:
         return None
     run = value_and_grad(eqn.params["jaxpr"], eqn.params["count"])
-    return trace_closed(run, *map(type_of, eqn.invars))
+    # Branches fill arrays that only others save for the derivative.
+    return without_empty(trace_closed(run, *map(type_of, eqn.invars)))
 
 
 def with_gradients(
@@ -131,7 +140,35 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
         if number in graph.producers:
             apart = _Apart(graph, _of_other_losses(graph, number))
             found = apart.searched(number, recognize, fits) or found
+    for scaled, number in _with_scaled_numbers(found):
+        graph = Graph(scaled)
+        apart = _Apart(graph, _of_other_losses(graph, number))
+        if (derived := apart.searched(number, recognize, fits)) is not None:
+            return derived
     return found
+
+
+def _with_scaled_numbers(program: Jaxpr) -> Iterator[tuple[Jaxpr, Var]]:
+    """Programs that also compute a scaled loss, which they need for its derivative alone.
+
+    A derivative starts with one, here times the scale.
+    """
+    scales = [e for e in program.eqns if _scales_one(e)]
+    for number in _numbers(program)[:_MOST_TRIED] if scales else ():
+        for eqn in (e for e in scales if _type(e.outvars[0]) == _type(number)):
+            operands = [a if is_var(a) else number for a in eqn.invars]
+            scaled = eqn.replace(invars=operands, outvars=[Var(number.aval)])
+            yield program.replace(eqns=[*program.eqns, scaled]), scaled.outvars[0]
+
+
+def _scales_one(eqn: Eqn) -> bool:
+    """Return whether an equation is `1.0 * scale`, `scale * 1.0` or `1.0 / scale`."""
+    if eqn.primitive.name not in ("mul", "div") or not _is_number(eqn.outvars[0]):
+        return False
+    first, second = eqn.invars
+    if eqn.primitive.name == "mul" and is_var(first):
+        first, second = second, first
+    return isinstance(first, Literal) and np.asarray(first.val) == 1 and is_var(second)
 
 
 def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
@@ -236,11 +273,13 @@ class _Search:
             return None
         others: list[Var] = []
         for found in self._with_results([self.number]):
-            others = self._still_used(found)
-            if others:
-                break  # equations that compute them would be in the program twice
-            if self.fits(found.program):
+            used = self._still_used(found)
+            if not used and self.fits(found.program):
                 return found.program
+            # Equations that compute what is still used would be in the program twice.
+            others = min(filter(None, (others, used)), key=len, default=[])
+            if others and "optimization_barrier" not in self.graph.by_primitive:
+                break  # no form of the loss would find more derivatives
         if not 0 < len(others) <= _MOST_OTHERS:
             return None
         whole = (found.program for found in self._with_results([self.number, *others]))
@@ -251,9 +290,25 @@ class _Search:
         count = len(self.graph.eqns)
         for forward in _forwards(self.graph, results, self.recognize):
             found = _Loss(self.graph, results, forward).replaced()
-            # The backward pass takes at least as many equations as the loss.
-            if found is not None and count - len(found.program.eqns) >= len(self.needed):
+            if found is None:
+                continue
+            # The backward pass takes at least as many equations as what it differentiates.
+            fewest = len(self.needed) - self._count_of_fixed(found)
+            if count - len(found.program.eqns) >= fewest:
                 yield found
+
+    def _count_of_fixed(self, found: _Found) -> int:
+        """How many equations only the loss uses, and none of `found.moving` changes.
+
+        An example is a network with which another one is compared.
+        """
+        moved = {*computed_from(found.moving, self.needed)}
+        own = {v for e in self.needed for v in e.outvars}
+        rest = [e for e in found.program.eqns if own.isdisjoint(e.outvars)]
+        read = {a for e in rest for a in e.invars if is_var(a)} | {*found.program.outvars}
+        fixed = {v for e in self.needed if e not in moved for v in e.outvars}
+        shared, _ = self.graph.needed(read & fixed)
+        return len(self.needed) - len(moved) - len(shared)
 
     def _may_have_derivatives(self) -> bool:
         """Return whether the program may make the derivative by anything that the loss reads.
@@ -380,7 +435,8 @@ class _Loss:
         for values, derivative in zip(found.values(), made[len(self.results) :], strict=True):
             names |= dict.fromkeys(values, derivative)
         renamed = rename(jaxpr, names)
-        place = min(self.graph.index[self.graph.producers[v]] for v in self.results)
+        # The program may use derivatives before it computes the number.
+        place = min(self.graph.index[self.graph.producers[v]] for v in (*self.results, *names))
         eqns = [*renamed.eqns[:place], eqn, *renamed.eqns[place:]]
         return _Found(dce(renamed.replace(eqns=eqns)), moving)
 
@@ -405,23 +461,28 @@ def _type(v: Var) -> Hashable:
 
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
-    alone = dce(graph.jaxpr.replace(outvars=results))
-    arguments = {*alone.invars}
+    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _with_less_sorted)
+    known: set[Hashable] = set()
+    for whole in (*with_checkpointed_parts(graph.jaxpr, alone), alone):
+        for form in _recognized(_forms(whole), whole, recognize):
+            types = [v.aval for v in form.invars]
+            forward = trace_closed(functools.partial(_evaluated, form), *types)
+            key = program_key(forward)
+            if key is None or key not in known:
+                known.add(key)
+                yield forward
+
+
+def _forms(alone: Jaxpr) -> list[Jaxpr]:
+    """A program with other derivatives of stops and of lookups, likeliest first."""
     forms = [plain(alone)]
     if "stop_gradient" in names_in(alone):
         # Library functions have stops of their own.
-        forms += [_stopping(alone, arguments), alone]
+        forms += [_stopping(alone, {*alone.invars}), alone]
     if clipped := clipping(forms[0]):
         # Derivatives of lookups clip indices, too, unless they promise that these are in bounds.
         forms.insert(0, with_promised_bounds(forms[0], clipped))
-    known: set[Hashable] = set()
-    for form in _recognized(forms, alone, recognize):
-        types = [v.aval for v in form.invars]
-        forward = trace_closed(functools.partial(_evaluated, form), *types)
-        key = program_key(forward)
-        if key is None or key not in known:
-            known.add(key)
-            yield forward
+    return forms
 
 
 def _recognized(forms: Iterable[Jaxpr], alone: Jaxpr, recognize: Recognize) -> Iterator[Jaxpr]:
@@ -443,6 +504,21 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
         return [], eqn.invars
 
     return rewritten(jaxpr, idle)
+
+
+def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
+    """Without what is sorted for derivatives alone, as the places from which elements come."""
+    read = variables_read(jaxpr)
+
+    def used(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "sort":
+            return eqn
+        keys, results = eqn.params["num_keys"], enumerate(eqn.outvars)
+        kept = [i for i, v in results if i < keys or v in read]
+        operands, results = ([atoms[i] for i in kept] for atoms in (eqn.invars, eqn.outvars))
+        return eqn.replace(invars=operands, outvars=results)
+
+    return with_equations(jaxpr, [used(e) for e in jaxpr.eqns])
 
 
 def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
@@ -486,10 +562,46 @@ def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:
 
 def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The form in which equal values are one variable; derivatives of the program do not matter."""
-    values = map_equations(without_rules(plain(traced_form.strong(closed))), _as_lowered)
+    values = map_jaxprs(without_rules(plain(traced_form.strong(closed))), _with_barriers)
+    values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
-    named = map_equations(ordered, lambda e: e.replace(params=plain_params(e.params)))
-    return map_jaxprs(named, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+    plainest = map_equations(ordered, _with_plain_params)
+    return map_jaxprs(plainest, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+
+
+def _with_barriers(jaxpr: Jaxpr) -> Jaxpr:
+    """With what `jax.checkpoint` binds as it is lowered, and each value in a barrier of its own."""
+    plainer = with_inlined(
+        with_inlined(jaxpr, _recomputed), lambda e: kinds.called(e, _CHECKPOINTS)
+    )
+    return with_inlined(plainer, _single_barriers)
+
+
+_CHECKPOINTS = frozenset((kinds.CHECKPOINT,))
+
+
+def _recomputed(eqn: Eqn) -> ClosedJaxpr | None:
+    """The backward pass of a part under `jax.checkpoint` as it is lowered."""
+    if eqn.primitive.name != kinds.CHECKPOINT or not eqn.params["differentiated"]:
+        return None
+
+    def run(*values: Value) -> list[Value]:
+        held = jax.lax.optimization_barrier(values) if eqn.params["prevent_cse"] else values
+        return eval_jaxpr(eqn.params["jaxpr"], held)
+
+    return trace_closed(run, *map(type_of, eqn.invars))
+
+
+def _single_barriers(eqn: Eqn) -> ClosedJaxpr | None:
+    if eqn.primitive.name != "optimization_barrier" or len(eqn.invars) < 2:
+        return None
+    types = map(type_of, eqn.invars)
+    return trace_closed(lambda *values: [*map(jax.lax.optimization_barrier, values)], *types)
+
+
+def _with_plain_params(eqn: Eqn) -> Eqn:
+    eqn = traced_form.without_silent_params(eqn)
+    return eqn.replace(params=plain_params(eqn.params))
 
 
 def _in_order_of_results(jaxpr: Jaxpr) -> Jaxpr:

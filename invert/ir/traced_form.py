@@ -123,52 +123,72 @@ def _normalized(closed: J, depth: int) -> J | None:
         jaxpr = rewritten(jaxpr, _hoisted)
         eqns = []
         for eqn in jaxpr.eqns:
-            eqn = _plain(eqn)
+            eqn = without_silent_params(eqn)
             if eqn.primitive.name in _NORMAL:
                 eqn = _NORMAL[eqn.primitive.name](eqn, depth)
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
     narrow = strong(closed)
-    if "add_any" in names_in(open_jaxpr(narrow)):  # it holds derivatives
+    if _may_hold_derivatives(narrow):
         axes = map_equations(narrow, _as_change_of_axes)
         narrow = strong(map_jaxprs(axes, with_axes_after_numbers))
     simple = merged(map_jaxprs(narrow, _sliced))
     once = with_each_operand_once(simple)
     # Equal constants, such as those of a call that is written twice, are one operand only now.
     new = map_jaxprs(once if once is simple else merged(once), one)
-    new = map_jaxprs(new, lambda jaxpr: _with_ordered_rows(_with_ordered_sums(jaxpr)))
+    new = map_jaxprs(new, lambda jaxpr: _with_ordered_results(_with_ordered_sums(jaxpr)))
     return None if new is closed else new
 
 
+def _may_hold_derivatives(program: AnyJaxpr) -> bool:
+    """Return whether a program sums up derivatives, or undoes a broadcast by a sum."""
+    jaxpr = open_jaxpr(program)
+    names = names_in(jaxpr)
+    return "add_any" in names or ("reduce_sum" in names and any(map(_is_squeeze, equations(jaxpr))))
+
+
+def _is_squeeze(eqn: Eqn) -> bool:
+    """Return whether an equation is a sum over axes of size one, as of a derivative."""
+    if eqn.primitive.name != "reduce_sum" or not (axes := eqn.params["axes"]):
+        return False
+    return all(eqn.invars[0].aval.shape[i] == 1 for i in axes)
+
+
 def _as_change_of_axes(eqn: Eqn) -> Eqn:
-    """As `_with_axes_as_such`; a sum over axes of size one, as of a derivative, is a squeeze."""
-    if eqn.primitive.name != "reduce_sum":
-        return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
-    (x,), axes = eqn.invars, eqn.params["axes"]
-    if not axes or any(x.aval.shape[i] != 1 for i in axes):
-        return eqn
-    return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": tuple(axes)})
+    """As `_with_axes_as_such`; a sum over axes of size one is a squeeze."""
+    if _is_squeeze(eqn):
+        axes = tuple(eqn.params["axes"])
+        return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": axes})
+    return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
 
 
-def _with_ordered_rows(jaxpr: Jaxpr) -> Jaxpr:
-    """With the arrays that each loop fills in order of use.
+def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:
+    """With the results of each branch, and the arrays that each loop fills, in order of use.
 
-    The derivative of a loop reads what it needs of each step in the order in which it computes.
+    Derivatives read what loops and branches save for them in the order in which these compute it.
     """
 
     def ordered(eqn: Eqn) -> Eqn:
-        if eqn.primitive.name != "scan":
+        if (name := eqn.primitive.name) not in ("scan", "cond"):
             return eqn
-        body, count = open_jaxpr(eqn.params["jaxpr"]), plain_params(eqn.params)["num_carry"]
+        count = plain_params(eqn.params)["num_carry"] if name == "scan" else 0
         order = order_of_use(jaxpr, eqn.outvars[count:], through=True)
         if order == sorted(order):
             return eqn
         places = [*range(count), *(count + i for i in order)]
-        inner = body.replace(outvars=[body.outvars[i] for i in places])
-        closed = close_like(eqn.params["jaxpr"], inner)
-        outvars = [eqn.outvars[i] for i in places]
-        return eqn.replace(params={**eqn.params, "jaxpr": closed}, outvars=outvars)
+
+        def placed(program: AnyJaxpr) -> AnyJaxpr:
+            body = open_jaxpr(program)
+            return close_like(program, body.replace(outvars=[body.outvars[i] for i in places]))
+
+        params = dict(eqn.params)
+        if name == "scan":
+            params["jaxpr"] = placed(params["jaxpr"])
+        else:
+            params["branches"] = tuple(map(placed, params["branches"]))
+        eqn = eqn.replace(params=params, outvars=[eqn.outvars[i] for i in places])
+        return with_closed_over(eqn) if name == "cond" else eqn
 
     return with_equations(jaxpr, [ordered(e) for e in jaxpr.eqns])
 
@@ -239,7 +259,7 @@ def of_either_setting(closed: J) -> J:
 
 def _in_64_bits(form: Callable[[AnyJaxpr], AnyJaxpr | None], closed: J) -> J:
     """A form of a program whose parts may have 64-bit types: the same under both settings."""
-    closed = without_unique(closed)
+    closed = without_empty(without_unique(closed))
     with jax.enable_x64(True):
         new = form(closed)
     return closed if new is None else cast(J, new)
@@ -670,7 +690,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     return eqn
 
 
-def _plain(eqn: Eqn) -> Eqn:
+def without_silent_params(eqn: Eqn) -> Eqn:
     """Remove parameters that have no effect: an empty sharding, the caller's mesh."""
     if "context_mesh" in eqn.params:
         eqn = eqn.replace(params={k: v for k, v in eqn.params.items() if k != "context_mesh"})

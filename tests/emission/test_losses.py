@@ -123,12 +123,13 @@ def test_the_parts_of_a_loss_are_results() -> None:
     assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in _text(step, (P, *BATCH))
 
 
-def test_biases_that_are_broadcast_first() -> None:
+@pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.silu])
+def test_biases_that_are_broadcast_first(activation: Callable[..., Any]) -> None:
     """Their derivative is one sum, and not one that keeps an axis."""
 
     def loss_fn(p: Any, x: Any, y: Any) -> Any:
-        h = x @ p["w"] + jnp.broadcast_to(p["b"], (5, 7))
-        return jnp.mean(((h * jnp.tanh(h)) @ p["o"] - y) ** 2)
+        h = activation(x @ p["w"] + jnp.broadcast_to(p["b"], (5, 7)))
+        return jnp.mean((h @ p["o"] - y) ** 2)
 
     assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (P, *BATCH))
 
@@ -253,7 +254,82 @@ def test_losses_with_values_that_are_read_often(loss: Callable[..., Any]) -> Non
     assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH))
 
 
-@pytest.mark.parametrize("loss", [_sorted, _chosen, _solved])
-def test_losses_whose_backward_pass_is_written_out(loss: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("loss", [_sorted, _chosen])
+def test_losses_that_sort_or_branch(loss: Callable[..., Any]) -> None:
+    """The backward pass has more results of a sort, and fills what other branches save for it."""
+    assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH))
+
+
+def test_losses_whose_backward_pass_is_written_out() -> None:
     """Their derivatives are not recognized; the text has both passes."""
-    assert "value_and_grad" not in _text(_step(loss), (P, *BATCH))
+    assert "value_and_grad" not in _text(_step(_solved), (P, *BATCH))
+
+
+def _all_recomputed(p: Any, x: Any, y: Any) -> Any:
+    return jax.checkpoint(_mse)(p, x, y)
+
+
+def _parts_recomputed(p: Any, x: Any, y: Any) -> Any:
+    def block(p: Any, h: Any) -> Any:
+        return h + jax.nn.gelu(h @ p["w"] + p["b"]) @ p["o"]
+
+    h = jax.checkpoint(block)(p, x)
+    h = h / jnp.sqrt(jnp.mean(h**2, axis=-1, keepdims=True))
+    return jnp.mean((jax.checkpoint(block)(p, h) - y) ** 2)
+
+
+@pytest.mark.parametrize("loss", [_all_recomputed, _parts_recomputed])
+def test_parts_that_the_backward_pass_computes_again(loss: Callable[..., Any]) -> None:
+    p, y = {**P, "o": _f(7, 3)}, _f(5, 3)
+    text = _text(_step(loss), (p, BATCH[0], y))
+    assert "jax.value_and_grad(loss_fn)(p)" in text
+    assert text.count("jax.checkpoint(") == (1 if loss is _all_recomputed else 2)
+    assert "optimization_barrier" not in text
+
+
+def test_a_step_in_mixed_precision() -> None:
+    """The loss is scaled for its derivative, and returned as it was."""
+
+    def step(p: Any, scale: Any, x: Any, y: Any) -> Any:
+        def loss_fn(p: Any) -> Any:
+            w, b, o = (p[k].astype(jnp.float16) for k in "wbo")
+            loss = jnp.mean(((jnp.tanh(x @ w + b) @ o).astype(jnp.float32) - y) ** 2)
+            return loss * scale, loss
+
+        (_, loss), grads = jax.value_and_grad(loss_fn, has_aux=True)(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g / scale, p, grads), loss
+
+    text = _text(step, (P, np.float32(1024), BATCH[0].astype(np.float16), BATCH[1]))
+    assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in text
+
+
+def test_a_loss_that_is_compared_with_a_larger_network() -> None:
+    """Its backward pass takes fewer equations than the loss."""
+
+    def step(p: Any, teacher: Any, x: Any, y: Any) -> Any:
+        for w in teacher:
+            y = jnp.tanh(y @ w)
+
+        def loss_fn(p: Any) -> Any:
+            h = jnp.tanh(x @ p)
+            one, two = jnp.mean((h - y) ** 2), jnp.mean(h**2)
+            return one + 0.1 * two, (one, two)
+
+        (loss, parts), g = jax.value_and_grad(loss_fn, has_aux=True)(p)
+        return p - 0.1 * g, loss, parts
+
+    teacher = tuple(_f(2, 2) for _ in range(12))
+    text = _text(step, (_f(3, 2), teacher, *BATCH))
+    assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in text
+
+
+def test_gradients_that_are_used_before_the_loss() -> None:
+    def step(p: Any, xs: Any, ys: Any) -> Any:
+        def one(total: Any, batch: Any) -> Any:
+            loss, grads = jax.value_and_grad(_mse)(p, *batch)
+            return jax.tree.map(jnp.add, total, (grads, loss)), None
+
+        (grads, loss), _ = lax.scan(one, (jax.tree.map(jnp.zeros_like, p), 0.0), (xs, ys))
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), loss
+
+    assert "jax.value_and_grad(" in _text(step, (P, _f(4, 5, 3), _f(4, 5, 2)))
