@@ -46,7 +46,12 @@ from invert.gradients.rules import (
     stopped,
     with_calls,
 )
-from invert.gradients.stop_gradient import with_needed_stops, with_stopped_maxima, with_stops
+from invert.gradients.stop_gradient import (
+    with_needed_stops,
+    with_stopped_cases,
+    with_stopped_maxima,
+    with_stops,
+)
 from invert.gradients.straight_through import with_passed_derivatives
 from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable, type_of
@@ -323,10 +328,14 @@ class GradientResolver:
 
         A proof that fails takes as long as one that holds.
         """
-        found = [plain]
-        if (maxima := with_stopped_maxima(plain.region)) is not None:
-            # The derivative of a maximum compares it with the numbers.
-            found.insert(1 if _compares_numbers(raw) else 0, _Variant(maxima, stops=True))
+        starts = [_Variant(r, stops=True) for r in with_stopped_cases(plain.region)] + [plain]
+        found: list[_Variant] = []
+        for start in starts:
+            found.append(start)
+            if (maxima := with_stopped_maxima(start.region)) is not None:
+                # The derivative of a maximum compares it with the numbers.
+                place = len(found) if _compares_numbers(raw) else -1
+                found.insert(place, _Variant(maxima, stops=True))
         found += [e for v in found if (e := v.expanding()) is not None]
         promising: list[_Variant] = []
         for variant in found:

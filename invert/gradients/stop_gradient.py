@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 
@@ -32,7 +33,7 @@ from invert.gradients.samples import samples
 from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.interpret import bind, evaluate
-from invert.ir.jaxprs import equations
+from invert.ir.jaxprs import equations, with_values
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import samples as sizes_of
 from invert.ir.substitution import substitute
@@ -237,6 +238,38 @@ _KEEPING = kinds.LAYOUT | {"max", "select_n", "convert_element_type"}
 
 def _with_stopped_results(eqn: Eqn, *operands: Value) -> Sequence[Value]:
     return list(map(jax.lax.stop_gradient, bind(eqn, list(operands))))
+
+
+def with_stopped_cases(region: MarkedRegion) -> list[MarkedRegion]:
+    """The region with `stop_gradient` on one case of each selection between a value and itself.
+
+    An author has written `jnp.where(stops, lax.stop_gradient(x), x)`, or its cases the other way
+    round. Empty if there is no such selection.
+    """
+    found = [region.with_instead(_selects_one, functools.partial(_in_case, k)) for k in (1, 0)]
+    return [variant for variant in found if variant is not None]
+
+
+def _selects_one(eqn: Eqn) -> bool:
+    cases = [eqn.invars[k] for k in _cases(eqn)]
+    return len(cases) == 2 and cases[0] is cases[1] and is_differentiable(cases[0].aval)
+
+
+def _cases(eqn: Eqn) -> list[int]:
+    """Where the operands of an equation are that it selects from, also by a call that does."""
+    if eqn.primitive.name == "select_n":
+        return [1, 2] if len(eqn.invars) == 3 else []
+    if (called := kinds.called(eqn)) is None or len(open_jaxpr(called).eqns) != 1:
+        return []
+    (inner,), places = open_jaxpr(called).eqns, open_jaxpr(called).invars
+    cases = [inner.invars[k] for k in _cases(inner)]
+    return [places.index(a) for a in cases if isinstance(a, Var) and a in places]
+
+
+def _in_case(case: int, eqn: Eqn, *operands: Value) -> Sequence[Value]:
+    place = _cases(eqn)[case]
+    stopped = jax.lax.stop_gradient(operands[place])
+    return bind(eqn, with_values(operands, [place], [stopped]))
 
 
 def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:

@@ -19,7 +19,7 @@ from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.narrow_operands import BROADCASTING, is_implied, narrowable
 from invert.ir.passes import Made
-from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, ShapedArray, Var
 
 _T = TypeVar("_T")
 
@@ -128,10 +128,19 @@ class _Simplest:
             a if m is None or not is_implied(m) else m.invars[0]
             for a, m in zip(eqn.invars, makers, strict=True)
         ]
-        wide = [a.aval.shape for a in eqn.invars]
-        can = narrowable(eqn.outvars[0].aval.shape, wide, [a.aval.shape for a in narrow])
-        operands = [n if c else a for a, n, c in zip(eqn.invars, narrow, can, strict=True)]
-        return [eqn.replace(invars=operands)], eqn.outvars
+        shape = eqn.outvars[0].aval.shape
+        # A number was narrowed before, as in a function that takes the other operand broadcast.
+        wide = [a.aval.shape or shape for a in eqn.invars]
+        can = narrowable(shape, wide, [a.aval.shape for a in narrow])
+        made: list[Eqn] = []
+        operands: list[Atom] = []
+        for atom, before, fits in zip(eqn.invars, narrow, can, strict=True):
+            if not fits and not atom.aval.shape:
+                widened = Var(ShapedArray(shape, atom.aval.dtype))
+                made.append(jaxprs.broadcast_in_place_of(eqn, atom, widened, ()))
+                atom = widened
+            operands.append(before if fits else atom)
+        return [*made, eqn.replace(invars=operands)], eqn.outvars
 
 
 def _whole(eqn: Eqn) -> Atom | None:

@@ -33,7 +33,7 @@ def merge_equations(
 
     **Arguments:**
 
-    - `simple`: simplifies an equation, as a step of `rewritten` that makes at most one.
+    - `simple`: simplifies an equation, as a step of `rewritten`.
     - `within`: equations with different values of it are not merged.
     - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
     """
@@ -54,9 +54,17 @@ def merge_equations(
 
     def step(eqn: Eqn) -> Made:
         made, results = simple(eqn) or ([eqn], eqn.outvars)
-        if not made or (first := first_equal(made[0])) is made[0]:
-            return made, results
-        return [], first.outvars
+        kept: list[Eqn] = []
+        names: dict[Atom, Atom] = {}
+        for new in made:
+            if names:
+                operands = [a if isinstance(a, Literal) else names.get(a, a) for a in new.invars]
+                new = new.replace(invars=operands)
+            if (first := first_equal(new)) is new:
+                kept.append(new)
+            else:
+                names |= zip(new.outvars, first.outvars, strict=True)
+        return kept, [a if isinstance(a, Literal) else names.get(a, a) for a in results]
 
     return rewritten(jaxpr, step)
 

@@ -94,6 +94,15 @@ def stacked(**options: Any) -> Callable[..., Any]:
     return lambda w, x: lax.scan(lambda x, w: (recomputed(w, x), None), x, w)[0]
 
 
+def flagged(x: Any, y: Any) -> Any:
+    """Products with goals that a flag stops, or not; both are in the program."""
+
+    def goal(x: Any, stops: bool) -> Any:
+        return lax.select(stops, lax.stop_gradient(x), x)
+
+    return jnp.fmin(x * goal(y, True), jnp.tanh(x) * goal(y, True)) + jnp.sin(goal(x, False)) * y
+
+
 WEIGHTS, ROWS = (np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32) for n in (4, 5))
 LAYERS = np.random.default_rng(1).normal(size=(3, 4, 4)).astype(np.float32)
 
@@ -102,6 +111,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "custom_jvp": (seven, (X,), "kept as custom_jvp"),
     "stop_gradient": (lambda x: x * lax.stop_gradient(jnp.sin(x)), (X,), "put back"),
     "stops together": (cancelling, (X,), "put back"),
+    "stops by a flag": (flagged, (X, X[::-1]), "put back"),
+    "stops where": (
+        lambda x, y: (
+            jnp.where(y > 2, x, lax.stop_gradient(x)) * jnp.sin(x)
+            + jnp.where(y > 4, x, lax.stop_gradient(x)) * jax.nn.softmax(x)
+        ),
+        (X, X[::-1]),
+        "put back",
+    ),
     "stops of a scan": (policy_and_value, (WEIGHTS, ROWS, ROWS[:, 0]), "put back"),
     # Of `nextafter`, which has none in some versions of JAX, in an inner function.
     "recomputed": (stacked(), (LAYERS, ROWS), "with checkpoints put back"),
@@ -179,6 +197,7 @@ PLAIN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         jax.vmap(jax.vmap(lambda x, i: jnp.sin(x)[i])),
         (LAYERS, np.arange(12, dtype=np.int32).reshape(3, 4) % 5),
     ),
+    "weights of one": (lambda x: jnp.mean(-x * jnp.cos(x) * jnp.ones_like(x)), (X,)),
     "one index of all rows": (lambda x, i: x[:, i], (ROWS, np.int32(2))),
     # The derivative reads arrays of JAX again and stores rows of NumPy's.
     "a loop over arrays": (looping(jnp.asarray(LAYERS)), (ROWS,)),

@@ -70,6 +70,16 @@ def test_operands_that_operations_broadcast_have_one_form() -> None:
     assert _same(both, lambda x, y: lax.broadcast_in_dim(y, x.shape, ()) * y + x[:, :1], X, y)
     assert not _same(filled, lambda x, y: lax.mul(y, x) + x[:1], X, y)
 
+    def ones(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.mul(y, lax.full_like(x, 1)) + lax.broadcast_in_dim(y, x.shape, ())
+
+    def number(x: jax.Array, y: jax.Array) -> jax.Array:
+        wide = lax.broadcast_in_dim(y, x.shape, ())
+        return lax.mul(wide, np.float32(1)) + wide
+
+    assert _same(ones, number, X, y)
+    assert not _same(ones, lambda x, y: number(x, y) + 1, X, y)
+
 
 def test_slices_and_updates_of_whole_arrays_are_these() -> None:
     def part(x: jax.Array, i: jax.Array) -> jax.Array:
