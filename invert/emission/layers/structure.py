@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of
 from invert.emission.layers.cut import NUMBER, Path
@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Uninformative names of parameters: positions, and names given to constants.
 _EMPTY = re.compile(
-    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|p|x)?_?\d*"
+    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|mean|var|p|x)?_?\d*"
 )
 # Names of constants whose use is known, which belong to no product or normalization.
 _TABLES = frozenset(("positions", "frequencies"))
@@ -147,7 +147,10 @@ class _Leaves:
             leaf = _Leaf(kind)
         elif eqn.primitive.name in _ARITHMETIC:
             table = any(stem(self.parameters[v][-1]) in _TABLES for v in new)
-            leaf = (None if table else self._before(eqn, known)) or _Leaf("scale")
+            before = self._before(eqn, known)
+            if table and (before is None or not self._is_summand(eqn, new, before)):
+                before = None
+            leaf = before or _Leaf("scale")
         else:
             leaf = None
         if leaf is None:
@@ -211,6 +214,26 @@ class _Leaves:
             made = self._made(atom, through=_FORMS | kinds.ELEMENTWISE)
             if made in self.at and self.at[made].kind == "scale":
                 return self.at[made]
+            if adds and (leaf := self._scaled(atom)) is not None:
+                return leaf
+        return None
+
+    def _is_summand(self, eqn: Eqn, new: Iterable[Var], leaf: _Leaf) -> bool:
+        """Return whether parameters of several axes are added to what a normalization scales."""
+        sizes = {tuple(n for n in v.aval.shape if n != 1) for v in (*leaf.members, *new)}
+        adds = eqn.primitive.name in ("add", "add_any")
+        return adds and leaf.kind == "scale" and len(sizes) == 1 and self._normalizes(leaf)
+
+    def _scaled(self, atom: Atom) -> _Leaf | None:
+        """The leaf that scales the inverse deviation by which a value is multiplied."""
+        product = self.graph.producer(atom, *_FORMS, "mul")
+        while product is not None and product.primitive.name != "mul":
+            product = self.graph.producer(product.invars[0], *_FORMS, "mul")
+        for factor in product.invars if product is not None else ():
+            made = self._made(factor, through=_FORMS)
+            leaf = self.at.get(made) if made is not None else None
+            if leaf is not None and leaf.kind == "scale" and self._normalizes(leaf):
+                return leaf
         return None
 
     def _made(self, atom: Atom, through: frozenset[str]) -> Eqn | None:

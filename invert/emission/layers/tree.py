@@ -208,6 +208,10 @@ def _by_role(
 ) -> str:
     """A name that says more than the equation that uses a constant, or `""`."""
     following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
+    if user.primitive.name == "add" and {*following} & {"rsqrt", "sqrt"}:
+        return "var"
+    if user.primitive.name == "sub" and user.invars[1] is v and _is_scaled_by_root(user, users):
+        return "mean"
     if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
         return "frequencies"
     sizes = [n for n in v.aval.shape if n != 1]
@@ -225,6 +229,25 @@ def _by_role(
         if columns >= len(sizes):
             return ""  # a bias for each of the heads and their features
     return "positions"
+
+
+def _is_scaled_by_root(difference: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Return whether a difference is multiplied by a root or its inverse, perhaps scaled."""
+    makers = {out: e for eqns in users.values() for e in eqns for out in e.outvars}
+    pending = [
+        a
+        for e in users.get(difference.outvars[0], ())
+        if e.primitive.name in ("mul", "div")
+        for a in e.invars
+        if a is not difference.outvars[0]
+    ]
+    for _ in range(8):
+        maker = makers.get(pending.pop()) if pending and is_var(pending[-1]) else None
+        if maker is not None and maker.primitive.name in ("rsqrt", "sqrt"):
+            return True
+        if maker is not None and maker.primitive.name in (*_MOVES, "mul"):
+            pending += maker.invars
+    return False
 
 
 @dataclasses.dataclass
