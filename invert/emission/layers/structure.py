@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Uninformative names of parameters: positions, and names given to constants.
 _EMPTY = re.compile(
-    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|mean|var|p|x)?_?\d*"
+    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|exponents|offset|mean|var|p|x)?_?\d*"
 )
 # Names of constants whose use is known, which belong to no product or normalization.
 _TABLES = frozenset(("positions", "frequencies"))
@@ -171,6 +171,7 @@ class _Leaves:
             return "recurrent_kernel"
         if name in _PRODUCTS:
             moved = any(u.primitive.name == "transpose" for u in self.graph.users.get(v, ()))
+            moved |= _has_outputs_first(v, eqn)
             return "weight" if moved and name == "dot_general" else "kernel"
         squared = any(self._is_under_root(u) for u in self.graph.users.get(v, ()))
         if squared:
@@ -208,8 +209,10 @@ class _Leaves:
             if made in self.at:
                 leaf = self.at[made]
                 if leaf.kind not in ("linear", "conv", "embed"):
-                    return leaf
-                if leaf.kind != "embed" and adds and len(leaf.members) == 1:
+                    # A normalization ends with its bias.
+                    return None if "bias" in leaf.members.values() and not adds else leaf
+                alone = len(self.graph.users.get(atom, ())) == 1
+                if leaf.kind != "embed" and adds and alone and len(leaf.members) == 1:
                     return leaf
             made = self._made(atom, through=_FORMS | kinds.ELEMENTWISE)
             if made in self.at and self.at[made].kind == "scale":
@@ -375,6 +378,14 @@ class _Leaves:
         while (eqn := self.graph.producer(atom)) is not None and eqn.primitive.name in _FORMS:
             atom = eqn.invars[0]
         return atom
+
+
+def _has_outputs_first(v: Var, eqn: Eqn) -> bool:
+    """Return whether a matrix is multiplied along its last axis only, as those of PyTorch are."""
+    if eqn.primitive.name != "dot_general" or v not in eqn.invars or len(v.aval.shape) != 2:
+        return False
+    contracted, _ = eqn.params["dimension_numbers"]
+    return tuple(contracted[eqn.invars.index(v)]) == (1,)
 
 
 def _looks_up(eqn: Eqn) -> bool:

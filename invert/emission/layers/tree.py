@@ -223,6 +223,8 @@ def _by_role(
     if other not in computed:
         return ""  # zeros only repeat the constant
     maker = computed[other]
+    if maker is not None and maker.primitive.name.startswith("scatter"):
+        return ""  # a bias for the sums of segments
     if maker is not None and kinds.computes(maker) == "dot_general":
         ((_, right), (_, batch)) = kinds.product_axes(maker)
         columns = len(maker.invars[1].aval.shape) - len(right) - len(batch)
