@@ -15,7 +15,6 @@ from jax import lax
 
 import invert
 
-
 _GENERATOR = np.random.default_rng(0)
 
 

@@ -69,17 +69,17 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
 
 def mapped(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """`jax.vmap(jnp.searchsorted)(x, y)`: the call `name` for each row of some operands."""
-    rows = eqn.outvars[0].aval.shape[:1]
+    rows = eqn.outvars[0].aval.shape[:1] if eqn.outvars else ()
     if not rows or any(v.aval.shape[:1] != rows for v in eqn.outvars):
         return
-    over = [not isinstance(v, Literal) and v.aval.shape[:1] == rows for v in eqn.invars]
-    given = [not isinstance(v, Literal) for v in eqn.invars]
+    given = [isinstance(v, Var) for v in eqn.invars]
+    over = [isinstance(v, Var) and v.aval.shape[:1] == rows for v in eqn.invars]
     if not any(over):
         return
     letters = iter("xyzuvw")
     own, one = list[ast.expr](args), list(eqn.invars)
     for i, v in enumerate(eqn.invars):
-        if over[i]:
+        if isinstance(v, Var) and over[i]:
             one[i] = _row(v)
         if given[i]:
             own[i] = syntax.name("key" if not i and is_key(one[i]) else next(letters, f"x_{i}"))

@@ -244,7 +244,8 @@ def _is_scaled_by_root(difference: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> b
         if a is not difference.outvars[0]
     ]
     for _ in range(8):
-        maker = makers.get(pending.pop()) if pending and is_var(pending[-1]) else None
+        atom = pending.pop() if pending else None
+        maker = makers.get(atom) if isinstance(atom, Var) else None
         if maker is not None and maker.primitive.name in ("rsqrt", "sqrt"):
             return True
         if maker is not None and maker.primitive.name in (*_MOVES, "mul"):
