@@ -148,3 +148,17 @@ def test_a_loop_that_only_reads_a_table_has_no_cell() -> None:
 def test_functions_by_name(f: Any, text: str) -> None:
     source = _emitted(f, _random(4, 4))
     assert text in source, source
+
+
+def test_constants_are_named_by_their_use_in_a_loop_or_branch() -> None:
+    kernel, table = _random(4, 4) / 3, _random(5, 4)
+
+    def f(x: Any) -> Any:
+        body = lambda s: (s[0] + 1, jnp.tanh(s[1] @ kernel) + lax.dynamic_index_in_dim(table, s[0]))  # noqa: E731
+        return lax.while_loop(lambda s: jnp.sum(s[1]) + s[0] < 4, body, (0, x))[1]
+
+    exported = jax.export.export(jax.jit(f))(x := _random(3, 4))
+    module = invert.from_exported(exported)
+    names = re.findall(r'^    (\w+): Float\[Array, "', module.source, re.MULTILINE)
+    assert sorted(names) == ["table", "weight"], module.source
+    np.testing.assert_allclose(module.model(x), f(x), rtol=1e-5, atol=1e-5)
