@@ -154,8 +154,11 @@ def test_constants_are_named_by_their_use_in_a_loop_or_branch() -> None:
     kernel, table = _random(4, 4) / 3, _random(5, 4)
 
     def f(x: Any) -> Any:
-        body = lambda s: (s[0] + 1, jnp.tanh(s[1] @ kernel) + lax.dynamic_index_in_dim(table, s[0]))  # noqa: E731
-        return lax.while_loop(lambda s: jnp.sum(s[1]) + s[0] < 4, body, (0, x))[1]
+        def body(state: Any) -> Any:
+            i, x = state
+            return i + 1, jnp.tanh(x @ kernel) + lax.dynamic_index_in_dim(table, i)
+
+        return lax.while_loop(lambda state: jnp.sum(state[1]) + state[0] < 4, body, (0, x))[1]
 
     exported = jax.export.export(jax.jit(f))(x := _random(3, 4))
     module = invert.from_exported(exported)
