@@ -82,8 +82,9 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
         return names
     counts: dict[str, int] = {}
     for leaf in leaves:
-        if leaf.again or (leaf.kind == "scale" and len(leaf.members) == 1):
-            # A single vector of features belongs to the enclosing layer, as do parameters used by
+        affine = {*leaf.members.values()} == {"scale", "bias"}
+        if leaf.again or (leaf.kind == "scale" and not affine):
+            # A vector of features alone belongs to the enclosing layer, as do parameters used by
             # each step of a loop.
             for v, name in leaf.members.items():
                 own = stem(parameters[v][-1])
