@@ -315,7 +315,7 @@ class Dimensions:
 
     def _is_left(self, field: str) -> bool:
         """Return whether a matrix is multiplied by arrays, whose features are its last axis."""
-        sign = rf"einsum\('\w(\w),\w*\1\w*->(?!\w*\1)\w+', self\.{field}\b"
+        sign = rf"einsum\('\w(\w),\w*\1\w*->(?!\w*\1)\w+', self\.{field}\b|self\.{field} @ "
         return re.search(sign, self.text) is not None
 
     def _layout(self, rank: int, field: str = "") -> tuple[Sequence[str], Sequence[str]]:

@@ -36,7 +36,7 @@ _CALLED = (
     ("jnp.sqrt(mean_square", "Norm", "Norm"),
 )
 # Means over parts of an array that is reshaped into groups.
-_OF_GROUPS = re.compile(r"x = x\.reshape\((.*\n)+ +mean = jnp\.mean\(x, axis=\(")
+_OF_GROUPS = re.compile(r"(\w) = x\.reshape\((.*\n)+ +mean = jnp\.mean\(\1, axis=\(")
 _LOOKUP = re.compile(r"return self\.\w+\[x\]")
 # A block whose name is a letter.
 _BLOCK = "Block"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import jax
@@ -22,11 +22,11 @@ from invert._private.jax import (
     from_nowhere,
     physical_type,
 )
-from invert.frontends.stablehlo import argument_locations
+from invert.frontends.argument_names import argument_locations, parameter_name
 from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import is_differentiable, type_text
 from invert.ir.gradient_marker import Gradient, mark
-from invert.ir.types import Aval, Tree, Value
+from invert.ir.types import Aval, Value
 from invert.stablehlo.author_rules import (
     differs_from_autodiff,
     flat_function,
@@ -299,7 +299,7 @@ def _names(exported: jax.export.Exported, program: Program) -> tuple[list[str], 
     stated = dict(zip(exported.module_kept_var_idx, argument_locations(program), strict=True))
     positions = jax.tree_util.tree_unflatten(exported.in_tree, range(exported.in_tree.num_leaves))
     args, kwargs = positions
-    found = [_parameter(tree, stated) for tree in args]
+    found = [parameter_name(tree, stated) for tree in args]
     taken = {*kwargs, *found}
     names = [
         name if name and found.count(name) == 1 and name not in kwargs
@@ -311,22 +311,6 @@ def _names(exported: jax.export.Exported, program: Program) -> tuple[list[str], 
         kind, first, *rest = (jax.tree_util.keystr((k,), simple=True) for k in path)
         leaves.append(".".join([first if kind == "1" else names[int(first)], *rest]))
     return leaves, names
-
-
-def _parameter(tree: Tree, stated: Mapping[int, str]) -> str:
-    """The parameter whose value is a tree of arguments, by their locations, or `""`.
-
-    An item of `*args` is none: its locations have a longer path than its tree. Arrays that the
-    program does not use have no location.
-    """
-    found = set[str]()
-    for path, i in jax.tree_util.tree_leaves_with_path(tree):
-        if i not in stated:
-            continue
-        location, end = stated[i], jax.tree_util.keystr(path)
-        found.add(location.removesuffix(end) if location.endswith(end) else "")
-    name = found.pop() if len(found) == 1 else ""
-    return name if name.isidentifier() else ""
 
 
 def _shape(aval: Aval) -> tuple[int | str | None, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
+from invert.frontends.argument_names import named_by_jax
 from invert.frontends.signature import Signature, check_numeric, split_signature
 from invert.ir.jaxprs import with_values
 from invert.ir.types import Value
@@ -193,6 +194,8 @@ def function_entry(
     program = Analysis(graph, _known(signature, feeds))
     problems = [*problems, *program.problems()]
     problems += text_problems(outputs)
+    if not problems:
+        signature = named_by_jax(signature, program)
     if problems and strict:
         raise UnsupportedOpError(problems)
     if unknown := sum(not p.stated for p in params):

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +15,10 @@ from invert._entry import ArgSpec, EntryPoint
 from invert._errors import MalformedModelError, SignatureError
 from invert._files import content_of
 from invert.frontends import weights
+from invert.frontends.argument_names import argument_locations
 from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import type_text
 from invert.ir.types import Value
-from invert.stablehlo.ops.attributes import location_name
-from invert.stablehlo.ops.interpreter import WRAPPED
 from invert.stablehlo.parse_worker import bytecode
 from invert.stablehlo.program import Program
 
@@ -262,19 +260,3 @@ def given_names(program: Program) -> tuple[str, ...] | None:
     names = argument_locations(program)
     usable = all(n.isidentifier() for n in names) and len(set(names)) == len(names)
     return tuple(names) if usable else None
-
-
-def argument_locations(program: Program) -> list[str]:
-    """The locations of a program's arguments: names, with paths as in `p['w']`, or `""`."""
-    own = _arguments(program, program.entry)[int(program.takes_platform_index) :]
-    names = [location_name(a.location) for a in own]
-    if WRAPPED in program.functions and not any(names):
-        # They follow the open sizes.
-        inner = _arguments(program, WRAPPED)[-len(own) :]
-        if [str(a.type) for a in inner] == [str(a.type) for a in own]:
-            return [location_name(a.location) for a in inner]
-    return names
-
-
-def _arguments(program: Program, function: str) -> list[Any]:
-    return list(program.functions[function].regions[0].blocks[0].arguments)

@@ -40,7 +40,12 @@ def type_of_key() -> jax.ShapeDtypeStruct:
 
 def is_key(v: Atom) -> bool:
     """Return whether a value is a single PRNG key."""
-    return not v.aval.shape and jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
+    return not v.aval.shape and is_keys(v)
+
+
+def is_keys(v: Atom) -> bool:
+    """Return whether a value is a PRNG key or an array of them."""
+    return jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
 
 
 def is_weak(v: Atom) -> bool:

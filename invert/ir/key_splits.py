@@ -27,10 +27,10 @@ def with_last_key(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def parts_of(split: Eqn, graph: Graph) -> tuple[list[Var], list[Eqn]] | None:
-    """The parts of a split into two, with the equations that take them."""
-    (keys,) = split.outvars
+    """The parts of the split of one key into two, with the equations that take them."""
+    (key,), (keys,) = split.invars, split.outvars
     takers = list(graph.users.get(keys, ()))
-    if split.params["shape"] != (2,) or keys in graph.results:
+    if key.aval.shape or split.params["shape"] != (2,) or keys in graph.results:
         return None
     if [e.primitive.name for e in takers] == ["unstack"]:
         return list(takers[0].outvars), takers

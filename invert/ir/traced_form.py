@@ -40,7 +40,7 @@ from invert._private.jax import (
     with_names,
 )
 from invert.ir import kinds
-from invert.ir.avals import is_key, is_weak, type_of
+from invert.ir.avals import is_keys, is_weak, type_of
 from invert.ir.closed_over import (
     in_order_of_use,
     order_of_use,
@@ -322,7 +322,7 @@ def _is_numbered(eqn: Eqn) -> bool:
     # A dead call has no results.
     if eqn.primitive.name != "jit" or not eqn.invars or not eqn.outvars:
         return False
-    return eqn.params["name"] in _NUMBERED or is_key(eqn.invars[0])
+    return eqn.params["name"] in _NUMBERED or is_keys(eqn.invars[0])
 
 
 def _without_stops(eqn: Eqn) -> Eqn:
@@ -599,9 +599,16 @@ def unchanged(eqn: Eqn) -> int | None:
     return kept if (x.aval.shape, x.aval.dtype) == (out.aval.shape, out.aval.dtype) else None
 
 
+def _is_plain_reshape(eqn: Eqn) -> bool:
+    params = eqn.params
+    plain = eqn.primitive is lax.reshape_p and len(eqn.invars) == 1
+    return plain and params["dimensions"] is None and params["sharding"] is None
+
+
 def _returned(eqn: Eqn) -> int | None:
     """The operand that an identity, such as a copy, `x[:]` or `x + 0`, returns."""
-    if eqn.primitive.name == "slice":
+    # JAX reshapes some scalars to scalars.
+    if eqn.primitive.name == "slice" or _is_plain_reshape(eqn):
         whole = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
         return 0 if whole and not isinstance(eqn.invars[0], Literal) else None
     if eqn.primitive.name in ("copy", "convert_element_type"):

@@ -373,3 +373,25 @@ def test_a_constant_that_a_function_reads_twice_is_written_once(function: Any) -
     )
     own, original = (jax.jit(slope)(x, y) for slope in slopes)
     np.testing.assert_array_equal(own, original)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (jax.vmap(jnp.searchsorted), r"jax\.vmap\(jnp\.searchsorted\)\("),
+        (
+            jax.vmap(jnp.searchsorted, in_axes=(None, 0)),
+            # In jax 0.12 this is the function itself.
+            r"jax\.vmap\(jnp\.searchsorted, in_axes=\(None, 0\)\)\(|jnp\.searchsorted\(a, v\)",
+        ),
+    ],
+    ids=["both", "one"],
+)
+def test_a_function_of_each_row_is_mapped(function: Any, text: str) -> None:
+    table = np.sort(np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32))
+    table = table if "in_axes" not in text else table[0]
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(function))(table, x))
+    assert re.search(text, module.source), module.source
+    for run in (module, module.model):
+        np.testing.assert_array_equal(run(table, x), function(table, x))

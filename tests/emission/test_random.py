@@ -84,3 +84,43 @@ def test_a_table_that_nested_loops_read_twice_is_one_array() -> None:
     module = invert.from_exported(export.export(jax.jit(lambda k, n: draw(k, n)))(key, n))
     for run in (module, module.model, jax.jit(module.model)):
         np.testing.assert_array_equal(run(key, n), draw(key, n))
+
+
+def test_scalar_draws_are_calls() -> None:
+    def draw(key: Any) -> Any:
+        return jax.random.bernoulli(key), jax.random.uniform(key, minval=0.5)
+
+    key = jax.random.key(7)
+    module = invert.from_exported(export.export(jax.jit(draw))(key))
+    assert "\ndef " not in module.source[: module.source.index("class ")], module.source
+    np.testing.assert_array_equal(module.model(key), draw(key))
+
+
+_MAPPED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "draws": (
+        lambda keys, x: jax.vmap(lambda k, x: x * jax.random.uniform(k, (4,)))(keys, x),
+        "jax.random.uniform(key, (4,), jnp.float32",
+    ),
+    "splits": (
+        lambda keys, x: jax.random.key_data(jax.vmap(lambda k: jax.random.split(k, 3))(keys)),
+        "jax.vmap(lambda key: jax.random.split(key, 3))(keys)",
+    ),
+    "halves": (
+        lambda keys, x: jax.random.key_data(jax.vmap(jax.random.split)(keys))[:, 1],
+        "jax.vmap(jax.random.split)(keys)",
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [3, "b"])
+@pytest.mark.parametrize("name", _MAPPED)
+def test_functions_of_many_keys_are_mapped(name: str, rows: Any) -> None:
+    function, text = _MAPPED[name]
+    keys = jax.random.split(jax.random.key(3), 3)
+    (size,) = export.symbolic_shape(str(rows))
+    avals = [jax.ShapeDtypeStruct((size,), keys.dtype), jax.ShapeDtypeStruct((size, 4), np.float32)]
+    module = invert.from_exported(export.export(jax.jit(function))(*avals))
+    assert text in module.source and ".bind(" not in module.source, module.source
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    for run in (module, module.model):
+        np.testing.assert_array_equal(run(keys, x), jax.jit(function)(keys, x))

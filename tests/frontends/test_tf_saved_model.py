@@ -476,3 +476,24 @@ def test_fresh_process_without_tensorflow(saved):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.split()[0] == "3"
+
+
+def test_arguments_of_a_saved_jax_function_are_named_as_there(tmp_path):
+    """TensorFlow calls them `args_tf_0` and so on."""
+
+    module = tf.Module()
+    module.named = tf.function(
+        jax2tf.convert(lambda x, nodes: x["a"] @ nodes + x["b"]), autograph=False
+    )
+    module.counted = tf.function(jax2tf.convert(lambda *xs: xs[0] - xs[1]), autograph=False)
+    kept = tf.TensorSpec([3, 3], tf.float32)
+    module.named.get_concrete_function({"b": kept, "a": kept}, kept)
+    module.counted.get_concrete_function(kept, kept)
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = invert.load(tmp_path)
+    assert list(inspect.signature(loaded.named).parameters) == ["x", "nodes"]
+    y = np.arange(9, dtype=np.float32).reshape(3, 3)
+    got = loaded.named({"a": y, "b": y + 1}, nodes=y.T)
+    np.testing.assert_allclose(got, y @ y.T + y + 1)
+    assert list(inspect.signature(loaded.counted).parameters) == ["args_tf_0", "args_tf_1"]
+    np.testing.assert_array_equal(loaded.counted(y, y.T), y - y.T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -193,9 +194,9 @@ def _of_library(file: Writer, eqn: Eqn, name: str) -> ast.expr | None:
     if file.plain:
         return None
     variables = {file.token(v): v for v in eqn.invars if not isinstance(v, Literal)}
-    for bare in (True, False):
+    for row, bare in itertools.product((library.candidates, library.mapped), (True, False)):
         args = spelling.operands(eqn, file, bare)
-        for candidate in library.candidates(name, eqn, args):
+        for candidate in row(name, eqn, args):
             if file.prover.holds(candidate, variables, [eqn], eqn.outvars):
                 return candidate
     return None

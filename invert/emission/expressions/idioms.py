@@ -414,6 +414,21 @@ def _triangle(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         )
 
 
+def _cholesky(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`lax.linalg.cholesky(x)`: the lower triangle of the factor of `(x + x.mT) / 2` or of `x`."""
+    factor = next((e for a in eqn.invars if (e := graph.producer(a, "cholesky"))), None)
+    if factor is None:
+        return
+    (x,) = factor.invars
+    total = graph.producer(half.invars[0], "add") if (half := graph.producer(x, "div")) else None
+    for atom in total.invars if total is not None else ():
+        if is_var(atom):
+            yield Proposal(call("lax.linalg.cholesky", placeholder()), (atom,), "factor")
+    if is_var(x):
+        plain = {"symmetrize_input": number(False)}
+        yield Proposal(call("lax.linalg.cholesky", placeholder(), **plain), (x,), "factor")
+
+
 def _identity(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.eye(n, dtype=bool)`: whether a row's index is the column's."""
     shape = eqn.outvars[0].aval.shape
@@ -796,7 +811,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "gather": (repeats.repeat_each, _lookup, _slice_of_each),
     "jit": (fourier.to_length,),
     "min": (_clip,),
-    "select_n": (_dropout, _leaky_relu, _where),
+    "select_n": (_dropout, _leaky_relu, _cholesky, _where),
     **{
         name: (_with_size(sign),)
         for name, sign in (
@@ -809,7 +824,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     "ge": (_triangle, _with_size(">=")),
     "eq": (_identity, _with_size("==")),
     **dict.fromkeys(_SCATTERS, (_scatter,)),
-    "squeeze": (attention.attention, _element, _item),
+    "squeeze": (attention.attention, _element, _item, repeats.repeat),
     "dynamic_slice": (_part,),
     "dynamic_update_slice": (_update,),
     "reshape": (attention.attention, repeats.repeat),

@@ -22,7 +22,7 @@ from invert.emission.python.naming import snake
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_key
 from invert.ir.sizes import is_open
-from invert.ir.types import Eqn, JaxFunction, Literal
+from invert.ir.types import Eqn, JaxFunction, Literal, Var
 
 # The modules to search for a called function, in order.
 _MODULES: tuple[tuple[str, ModuleType], ...] = (
@@ -65,6 +65,39 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
                     for axis in (*range(len(eqn.invars[0].aval.shape) - 1), -1):
                         yield call(function, *args, axis=number(axis))
                 break
+
+
+def mapped(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
+    """`jax.vmap(jnp.searchsorted)(x, y)`: the call `name` for each row of some operands."""
+    rows = eqn.outvars[0].aval.shape[:1] if eqn.outvars else ()
+    if not rows or any(v.aval.shape[:1] != rows for v in eqn.outvars):
+        return
+    given = [isinstance(v, Var) for v in eqn.invars]
+    over = [isinstance(v, Var) and v.aval.shape[:1] == rows for v in eqn.invars]
+    if not any(over):
+        return
+    letters = iter("xyzuvw")
+    own, one = list[ast.expr](args), list(eqn.invars)
+    for i, v in enumerate(eqn.invars):
+        if isinstance(v, Var) and over[i]:
+            one[i] = _row(v)
+        if given[i]:
+            own[i] = syntax.name("key" if not i and is_key(one[i]) else next(letters, f"x_{i}"))
+    inner = eqn.replace(invars=one, outvars=[_row(v) for v in eqn.outvars])
+    names = [x.id for x, g in zip(own, given, strict=True) if g and isinstance(x, ast.Name)]
+    operands = [x for x, g in zip(args, given, strict=True) if g]
+    axes = [number(0 if o else None) for o, g in zip(over, given, strict=True) if g]
+    some = {} if over == given else {"in_axes": syntax.tuple_of(axes)}
+    for candidate in candidates(name, inner, own):
+        function: ast.expr = syntax.lambda_of(names, candidate)
+        if isinstance(candidate, ast.Call) and candidate.args == own and all(given):
+            function = function if candidate.keywords else candidate.func
+        yield call(call("jax.vmap", function, **some), *operands)
+
+
+def _row(v: Var) -> Var:
+    """A variable for a row of an array."""
+    return Var(v.aval.update(shape=v.aval.shape[1:]))
 
 
 # Functions with an operator.

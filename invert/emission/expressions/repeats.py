@@ -8,7 +8,7 @@ from invert.emission.expressions import literals
 from invert.emission.expressions.proposals import Proposal, placeholder
 from invert.emission.expressions.spelling import axis_of, one_axis
 from invert.emission.expressions.writer import Writer
-from invert.emission.python.syntax import call, number
+from invert.emission.python.syntax import call
 from invert.ir.graph import Graph, is_var
 from invert.ir.types import Eqn
 
@@ -20,8 +20,10 @@ def repeat(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         return
     x, shape = wide.invars[0], wide.params["shape"]
     added = [i for i in range(len(shape)) if i not in wide.params["broadcast_dimensions"]]
-    if len(added) == 1 and added[0] > 0 and isinstance(shape[added[0]], int):
-        times, axis = number(int(shape[added[0]])), axis_of(added, len(shape))
+    if eqn.primitive.name == "squeeze" and eqn.params["dimensions"] != (0,):
+        return
+    if len(added) == 1 and added[0] > 0:
+        times, axis = literals.size(shape[added[0]]), axis_of(added, len(shape))
         if len(x.aval.shape) > 1:
             axis = axis_of([added[0] - 1], len(x.aval.shape))
         keywords = {} if axis is None or len(x.aval.shape) == 1 else {"axis": axis}

@@ -269,16 +269,29 @@ def _axis_index(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Express
 
 def _split_key(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = eqn.params["shape"]
-    yield call("jax.random.split", args[0])
+    yield _of_keys("jax.random.split", eqn, args[0])
     if len(shape) == 1:
-        yield call("jax.random.split", args[0], literals.size(shape[0]))
-    yield call("jax.random.split", args[0], literals.shape(shape))
+        yield _of_keys("jax.random.split", eqn, args[0], literals.size(shape[0]))
+    yield _of_keys("jax.random.split", eqn, args[0], literals.shape(shape))
 
 
 def _bits(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     shape = literals.shape(eqn.params["shape"])
     width = eqn.params["bit_width"]
-    yield call("jax.random.bits", args[0], shape, syntax.name(f"jnp.uint{width}"))
+    yield _of_keys("jax.random.bits", eqn, args[0], shape, syntax.name(f"jnp.uint{width}"))
+
+
+def _of_keys(name: str, eqn: Eqn, keys: ast.expr, *args: ast.expr) -> ast.expr:
+    """The call of a function of one key, with a `vmap` for each axis of an array of keys."""
+    batch = len(eqn.invars[0].aval.shape)
+    if not batch:
+        return call(name, keys, *args)
+    function: ast.expr = syntax.name(name)
+    if args:
+        function = syntax.lambda_of(["key"], call(name, syntax.name("key"), *args))
+    for _ in range(batch):
+        function = call("jax.vmap", function)
+    return call(function, keys)
 
 
 def _scatter_nd(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:

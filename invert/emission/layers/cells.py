@@ -113,7 +113,7 @@ def _with_cell(
         return None
     graph = Graph(body)
     region = core(graph, inside)
-    if not any(kinds.computes(e) in kinds.CONTRACTIONS for e in region):
+    if not any(map(_multiplies(inside, region), region)):
         return None
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, region, inside, len(parts.consts), len(parts.init))
@@ -123,6 +123,16 @@ def _with_cell(
     layer.parameters = [v for v in layer.parameters if v not in own]
     layer.children[cell.name] = cell
     return scan.replace(params={**scan.params, "jaxpr": close_like(parts.body, jaxpr)})
+
+
+def _multiplies(inside: Collection[Var], region: Sequence[Eqn]) -> Callable[[Eqn], bool]:
+    """A predicate: whether an equation of a region is a product with parameters."""
+    derived: set[Atom] = set(inside)
+    for eqn in region:
+        inputs = [a for a in eqn.invars if is_var(a)]
+        if inputs and all(a in derived for a in inputs):
+            derived.update(eqn.outvars)
+    return lambda e: kinds.computes(e) in kinds.CONTRACTIONS and any(a in derived for a in e.invars)
 
 
 def with_call(graph: Graph, region: Sequence[Eqn], inputs: Sequence[Var], call: Eqn) -> list[Eqn]:

@@ -186,7 +186,10 @@ class _Regions:
             if any(not _under(self.places[i], path) for i in region if self.places[i]):
                 continue
             blocks = _numbered(path) and any(_under(o[:-1], path) for o in regions)
-            region = self._scaled(self._before(region, path, block=blocks), path)
+            whole = self._scaled(self._before(region, path, block=blocks), path)
+            inner = any(_under(o[:-1], path) for o in regions)
+            if inner or len(self._taken(whole)) <= len(self._taken(region)):
+                region = whole
             region = self._with_features_last(region, path)
             if _numbered(path):
                 region = self._after(region, path)
@@ -214,6 +217,11 @@ class _Regions:
         uses = [e for e, owners in zip(self.eqns, self.owners, strict=True) if path in owners]
         names = {e.primitive.name for e in uses}
         return tables and names <= _READING and not names.isdisjoint(_SUMS)
+
+    def _taken(self, region: Collection[int]) -> set[Atom]:
+        """The values that a region takes."""
+        made = {v for i in region for v in self.eqns[i].outvars}
+        return {a for i in region for a in self._inputs(i)} - made
 
     def _is_constant(self, atom: Atom) -> bool:
         return atom in self.producers and self.constant[self.producers[atom]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from invert._private.jax import names_of
 from invert.emission.layers.cut import NUMBER, Path
@@ -23,7 +23,7 @@ from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Uninformative names of parameters: positions, and names given to constants.
 _EMPTY = re.compile(
-    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|offset|p|x)?_?\d*"
+    r"(args?|param|parameter|constant|weight|kernel|bias|scale|table|positions|frequencies|choice|exponents|offset|mean|var|p|x)?_?\d*"
 )
 # Names of constants whose use is known, which belong to no product or normalization.
 _TABLES = frozenset(("positions", "frequencies"))
@@ -82,8 +82,9 @@ def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
         return names
     counts: dict[str, int] = {}
     for leaf in leaves:
-        if leaf.again or (leaf.kind == "scale" and len(leaf.members) == 1):
-            # A single vector of features belongs to the enclosing layer, as do parameters used by
+        affine = {*leaf.members.values()} == {"scale", "bias"}
+        if leaf.again or (leaf.kind == "scale" and not affine):
+            # A vector of features alone belongs to the enclosing layer, as do parameters used by
             # each step of a loop.
             for v, name in leaf.members.items():
                 own = stem(parameters[v][-1])
@@ -147,7 +148,10 @@ class _Leaves:
             leaf = _Leaf(kind)
         elif eqn.primitive.name in _ARITHMETIC:
             table = any(stem(self.parameters[v][-1]) in _TABLES for v in new)
-            leaf = (None if table else self._before(eqn, known)) or _Leaf("scale")
+            before = self._before(eqn, known)
+            if table and (before is None or not self._is_summand(eqn, new, before)):
+                before = None
+            leaf = before or _Leaf("scale")
         else:
             leaf = None
         if leaf is None:
@@ -168,6 +172,7 @@ class _Leaves:
             return "recurrent_kernel"
         if name in _PRODUCTS:
             moved = any(u.primitive.name == "transpose" for u in self.graph.users.get(v, ()))
+            moved |= _has_outputs_first(v, eqn)
             return "weight" if moved and name == "dot_general" else "kernel"
         squared = any(self._is_under_root(u) for u in self.graph.users.get(v, ()))
         if squared:
@@ -205,12 +210,34 @@ class _Leaves:
             if made in self.at:
                 leaf = self.at[made]
                 if leaf.kind not in ("linear", "conv", "embed"):
-                    return leaf
-                if leaf.kind != "embed" and adds and len(leaf.members) == 1:
+                    # A normalization ends with its bias.
+                    return None if "bias" in leaf.members.values() and not adds else leaf
+                alone = len(self.graph.users.get(atom, ())) == 1
+                if leaf.kind != "embed" and adds and alone and len(leaf.members) == 1:
                     return leaf
             made = self._made(atom, through=_FORMS | kinds.ELEMENTWISE)
             if made in self.at and self.at[made].kind == "scale":
                 return self.at[made]
+            if adds and (leaf := self._scaled(atom)) is not None:
+                return leaf
+        return None
+
+    def _is_summand(self, eqn: Eqn, new: Iterable[Var], leaf: _Leaf) -> bool:
+        """Return whether parameters of several axes are added to what a normalization scales."""
+        sizes = {tuple(n for n in v.aval.shape if n != 1) for v in (*leaf.members, *new)}
+        adds = eqn.primitive.name in ("add", "add_any")
+        return adds and leaf.kind == "scale" and len(sizes) == 1 and self._normalizes(leaf)
+
+    def _scaled(self, atom: Atom) -> _Leaf | None:
+        """The leaf that scales the inverse deviation by which a value is multiplied."""
+        product = self.graph.producer(atom, *_FORMS, "mul")
+        while product is not None and product.primitive.name != "mul":
+            product = self.graph.producer(product.invars[0], *_FORMS, "mul")
+        for factor in product.invars if product is not None else ():
+            made = self._made(factor, through=_FORMS)
+            leaf = self.at.get(made) if made is not None else None
+            if leaf is not None and leaf.kind == "scale" and self._normalizes(leaf):
+                return leaf
         return None
 
     def _made(self, atom: Atom, through: frozenset[str]) -> Eqn | None:
@@ -352,6 +379,14 @@ class _Leaves:
         while (eqn := self.graph.producer(atom)) is not None and eqn.primitive.name in _FORMS:
             atom = eqn.invars[0]
         return atom
+
+
+def _has_outputs_first(v: Var, eqn: Eqn) -> bool:
+    """Return whether a matrix is multiplied along its last axis only, as those of PyTorch are."""
+    if eqn.primitive.name != "dot_general" or v not in eqn.invars or len(v.aval.shape) != 2:
+        return False
+    contracted, _ = eqn.params["dimension_numbers"]
+    return tuple(contracted[eqn.invars.index(v)]) == (1,)
 
 
 def _looks_up(eqn: Eqn) -> bool:

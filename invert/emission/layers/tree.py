@@ -26,6 +26,7 @@ from invert.emission.layers.state import locate
 from invert.emission.python.naming import Names, identifier, item, singular, stem
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
+from invert.ir.loops import bodies
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
 
 Path = tuple[str, ...]
@@ -156,8 +157,8 @@ def lists_of(names: Iterable[str]) -> dict[str, str]:
 # Names of constants, by the first equation that uses them.
 _USES = {
     "dot_general": "weight", "conv_general_dilated": "kernel", "add": "bias", "sub": "offset",
-    "mul": "scale", "div": "scale", "gather": "table", "select_n": "choice", "pow": "exponents",
-    "exp": "exponents",
+    "mul": "scale", "div": "scale", "gather": "table", "dynamic_slice": "table",
+    "select_n": "choice", "pow": "exponents", "exp": "exponents",
 }  # fmt: skip
 # The names of factors, and of what is added to arrays.
 SCALES, SUMMANDS = ("scale", "frequencies"), ("bias", "positions")
@@ -177,10 +178,9 @@ def constant_name(
     shape = v.aval.shape
     for _ in range(8):
         first = next(iter(users.get(v, ())), None)
-        # That of a loop is named by its use inside.
-        if first is not None and first.primitive.name == "scan":
-            body = first.params["jaxpr"]
-            v, users = open_jaxpr(body).invars[[*first.invars].index(v)], _users_in(body)
+        # That of a loop or a branch is named by its use inside.
+        if first is not None and (within := _within(v, first)) is not None:
+            v, users = within
         elif first is None or first.primitive.name not in _MOVES:
             break
         else:
@@ -193,6 +193,15 @@ def constant_name(
     flat = sum(n != 1 for n in shape) < 2
     role = "" if (role := _by_role(v, first, users, computed)) == "positions" and flat else role
     return role or _USES.get(kinds.computes(first), "constant")
+
+
+def _within(v: Var, eqn: Eqn) -> tuple[Var, Mapping[Var, Sequence[Eqn]]] | None:
+    """The variable of a constant in the body of a loop or branch that uses it, with all users."""
+    for body, operands in bodies(eqn) if eqn.primitive.name != "jit" else ():
+        for inner, atom in zip(open_jaxpr(body).invars, operands, strict=True):
+            if atom is v and inner in (users := _users_in(body)):
+                return inner, users
+    return None
 
 
 @by_jaxpr
@@ -208,6 +217,10 @@ def _by_role(
 ) -> str:
     """A name that says more than the equation that uses a constant, or `""`."""
     following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
+    if user.primitive.name == "add" and {*following} & {"rsqrt", "sqrt"}:
+        return "var"
+    if user.primitive.name == "sub" and user.invars[1] is v and _is_scaled_by_root(user, users):
+        return "mean"
     if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
         return "frequencies"
     sizes = [n for n in v.aval.shape if n != 1]
@@ -219,12 +232,34 @@ def _by_role(
     if other not in computed:
         return ""  # zeros only repeat the constant
     maker = computed[other]
+    if maker is not None and maker.primitive.name.startswith("scatter"):
+        return ""  # a bias for the sums of segments
     if maker is not None and kinds.computes(maker) == "dot_general":
         ((_, right), (_, batch)) = kinds.product_axes(maker)
         columns = len(maker.invars[1].aval.shape) - len(right) - len(batch)
         if columns >= len(sizes):
             return ""  # a bias for each of the heads and their features
     return "positions"
+
+
+def _is_scaled_by_root(difference: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+    """Return whether a difference is multiplied by a root or its inverse, perhaps scaled."""
+    makers = {out: e for eqns in users.values() for e in eqns for out in e.outvars}
+    pending = [
+        a
+        for e in users.get(difference.outvars[0], ())
+        if e.primitive.name in ("mul", "div")
+        for a in e.invars
+        if a is not difference.outvars[0]
+    ]
+    for _ in range(8):
+        atom = pending.pop() if pending else None
+        maker = makers.get(atom) if isinstance(atom, Var) else None
+        if maker is not None and maker.primitive.name in ("rsqrt", "sqrt"):
+            return True
+        if maker is not None and maker.primitive.name in (*_MOVES, "mul"):
+            pending += maker.invars
+    return False
 
 
 @dataclasses.dataclass
