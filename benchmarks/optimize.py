@@ -1,9 +1,10 @@
 """Measures which rewrites of `Config(optimize=...)` pay, for the platform that JAX runs on.
 
-    python benchmarks/optimize.py [rewrite ...] [--kinds TEXT] [--quick] [--seconds N]
+    python benchmarks/optimize.py [rewrite ...] [--kinds TEXT] [--quick] [--seconds N] [--larger]
 
 `--kinds` takes those kinds of operands whose name holds a text, and `--quick` one program of each;
-after `--seconds` no further program begins.
+after `--seconds` no further program begins. `--larger` keeps an older ratio that is larger, for a
+rewrite that has to pay with several releases of jaxlib.
 
 For each kind of operands a few programs of one primitive: the time of the rewritten program over
 that of the original, forward and with the gradient by all arguments, which run in turn; the
@@ -163,6 +164,58 @@ def strided() -> Iterator[Case]:
             yield convolution(batch, size, 1, 1, channels, results, 1, 2, dtype)
 
 
+def narrow() -> Iterator[Case]:
+    """The last of a decoder, of a network for segmentation or of one for each pixel."""
+    for dtype, (batch, size, window, channels, results) in itertools.product(
+        DTYPES,
+        (
+            (1, 64, 3, 16, 1), (4, 32, 3, 16, 3), (1, 96, 3, 8, 3), (8, 32, 3, 8, 1),
+            (1, 64, 3, 64, 3), (8, 32, 3, 64, 3), (4, 64, 3, 32, 1), (1, 64, 3, 64, 6),
+            (1, 64, 3, 128, 4), (4, 32, 3, 256, 3), (2, 48, 3, 128, 1),
+            (8, 16, 3, 128, 8), (2, 32, 3, 64, 8), (8, 24, 3, 32, 8), (4, 16, 3, 256, 12),
+            (2, 32, 3, 64, 12), (1, 64, 3, 16, 8), (1, 64, 3, 16, 12),
+            (1, 64, 5, 64, 2), (4, 32, 5, 32, 3), (1, 32, 5, 128, 8), (2, 28, 5, 16, 1),
+            (1, 64, 7, 64, 3), (4, 32, 7, 32, 3), (2, 32, 7, 128, 1),
+        ),
+    ):  # fmt: skip
+        if dtype == "float32" or (window == 3 and batch > 1):
+            yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype)
+    for batch, size, window, channels, results in (
+        (1, 1000, 3, 64, 1), (4, 250, 3, 64, 4), (1, 1000, 7, 32, 1), (2, 500, 7, 64, 1),
+        (1, 1000, 3, 16, 4), (4, 250, 9, 128, 2),
+    ):  # fmt: skip
+        yield convolution(batch, size, 1, window, channels, results)
+    for channels, results in ((16, 1), (32, 3), (64, 1)):
+        yield convolution(1, 16, 3, 3, channels, results)
+
+
+def paired() -> Iterator[Case]:
+    """The first of a network, those of large images, and those of a dense block."""
+    for dtype, (batch, size, window, channels, results) in itertools.product(
+        DTYPES,
+        (
+            (1, 64, 3, 1, 16), (8, 28, 3, 1, 8), (8, 28, 3, 1, 32), (4, 28, 5, 1, 6),
+            (8, 28, 5, 1, 16), (4, 28, 5, 1, 32),
+            (1, 128, 3, 3, 16), (8, 64, 3, 3, 16), (1, 96, 3, 3, 8), (4, 64, 3, 4, 8),
+            (1, 128, 3, 3, 32), (8, 32, 3, 3, 32), (4, 64, 5, 3, 16), (8, 32, 5, 3, 32),
+            (1, 64, 3, 8, 8), (8, 64, 3, 8, 8), (4, 32, 3, 8, 16), (1, 96, 3, 8, 16),
+            (4, 64, 3, 8, 32), (4, 28, 5, 6, 16), (4, 28, 5, 8, 8), (4, 64, 3, 6, 4),
+            (1, 128, 3, 16, 16), (8, 64, 3, 16, 16), (8, 28, 3, 12, 12), (4, 32, 3, 16, 8),
+            (4, 64, 3, 12, 4), (4, 32, 3, 16, 32), (2, 64, 3, 16, 24), (4, 28, 5, 16, 16),
+            (4, 64, 3, 24, 24), (2, 64, 3, 32, 32), (4, 64, 3, 32, 16), (1, 112, 3, 24, 16),
+            (8, 56, 3, 64, 16), (1, 56, 3, 48, 12), (4, 28, 5, 32, 16),
+        ),
+    ):  # fmt: skip
+        if dtype == "float32" or batch > 2:
+            yield convolution(batch, size, 2, window, channels, results, 1, 1, dtype)
+    for batch, size, window, channels, results in (
+        (1, 1000, 3, 8, 8), (4, 256, 3, 16, 16), (1, 1000, 3, 1, 16), (4, 256, 3, 3, 32),
+    ):  # fmt: skip
+        yield convolution(batch, size, 1, window, channels, results)
+    for channels, results in ((1, 8), (8, 8), (16, 16)):
+        yield convolution(1, 16, 3, 3, channels, results)
+
+
 def transposed() -> Iterator[Case]:
     for dtype, window, (channels, results) in itertools.product(
         DTYPES, (2, 3, 4, 5), ((12, 8), (48, 32), (128, 64))
@@ -302,6 +355,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "grouped_conv": grouped,
     "pointwise_conv": pointwise,
     "strided_conv": strided,
+    "narrow_conv": narrow,
+    "paired_conv": paired,
     "transposed_conv": transposed,
     "max_pool": functools.partial(pools, lax.max, -math.inf),
     "sum_pool": functools.partial(pools, lax.add, 0.0),
@@ -540,6 +595,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--larger", action="store_true")
     parser.add_argument("--out", type=Path, help="another file than that of the package")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
@@ -552,9 +608,12 @@ def main() -> None:
     table: dict[str, Any] = data.setdefault(platform, {})
     print(f"{'rewrite':<16} {'operands':<64} forward gradient")
     for name in options.rewrites or cases:
-        old = table.get(name, {}) if options.kinds or options.quick else {}
+        known = table.get(name, {})
+        old = known if options.kinds or options.quick or options.larger else {}
         rows = measure(name, cases[name](), options.kinds, options.quick, settings, end)
         for new in rows:
+            if options.larger:
+                new = {k: [*map(max, row, known.get(k, row))] for k, row in new.items()}
             table[name] = {**old, **new}
             path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     print(f"written to {path}")

@@ -263,6 +263,64 @@ def _strided(site: Site) -> Plan | None:
     return Plan(kind, conv.over(lambda x, kernel: fast.strided_conv(x, kernel, conv.strides)))
 
 
+def _windowed(site: Site) -> _Convolution | None:
+    """A convolution without strides with a window of several places, channels last."""
+    conv = _Convolution.of(site)
+    if (
+        conv is None
+        or conv.groups != 1
+        or conv.taps == 1
+        or conv.rank > 3
+        or {*conv.strides, *conv.spread} != {1}
+        or any(
+            min(p) < 0 or max(p) > (n - 1) * d
+            for p, n, d in zip(conv.padding, conv.kernel, conv.dilation, strict=False)
+        )
+        or conv.orders[0] != tuple(range(conv.rank + 2))
+        or not conv.plain
+    ):
+        return None
+    return conv
+
+
+def _narrow(site: Site) -> Plan | None:
+    """A convolution to few results -> products with the window, then sums of shifted slices."""
+    if (conv := _windowed(site)) is None:
+        return None
+    taps, results = _bound(conv.taps, (3, 9, 25, 49)), _bound(conv.kernel[-1], (1, 4, 8, 12))
+    channels = _bound(conv.channels, (8, 16, 64, 4096))
+    if taps is None or results is None:
+        return None
+    kind = (
+        f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}, results <= {results}"
+    )
+
+    def run(x: Value, kernel: Value) -> Value:
+        return fast.narrow_conv(x, kernel, conv.padding, conv.dilation)
+
+    return Plan(kind, conv.over(run))
+
+
+def _paired(site: Site) -> Plan | None:
+    """A convolution to few results -> two neighbours of the last axis at once."""
+    conv = _windowed(site)
+    if conv is None or conv.kernel[-3] == 1 or conv.dilation[-1] != 1:
+        return None
+    after = conv.sizes[-1] + sum(conv.padding[-1]) - conv.kernel[-3] + 1
+    taps, results = _bound(conv.taps, (3, 9, 25, 49)), _bound(conv.kernel[-1], (4, 8, 16, 32))
+    channels = _bound(conv.channels, (1, 4, 8, 16, 64))
+    if taps is None or results is None or channels is None or conv.sizes[-1] % 2 or after % 2:
+        return None
+    kind = (
+        f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}, results <= {results}"
+    )
+
+    def run(x: Value, kernel: Value) -> Value:
+        return fast.paired_conv(x, kernel, conv.padding, conv.dilation)
+
+    return Plan(kind, conv.over(run))
+
+
 def _transposed(site: Site) -> Plan | None:
     """A convolution with dilated input -> one for each part of the window."""
     conv = _Convolution.of(site)
@@ -424,6 +482,8 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "grouped_conv": (("conv_general_dilated",), _grouped),
     "pointwise_conv": (("conv_general_dilated",), _pointwise),
     "strided_conv": (("conv_general_dilated",), _strided),
+    "narrow_conv": (("conv_general_dilated",), _narrow),
+    "paired_conv": (("conv_general_dilated",), _paired),
     "transposed_conv": (("conv_general_dilated",), _transposed),
     "flat_product": (("dot_general",), _flat),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),

@@ -238,6 +238,47 @@ def test_a_strided_convolution_in_the_source(monkeypatch, tmp_path: Path) -> Non
                 close(a, b)
 
 
+@pytest.mark.parametrize(
+    ("name", "window", "call"),
+    [
+        ("narrow_conv", (3, 3), "narrow_conv(x, kernel, ((1, 1), (2, 2)), (1, 2))"),
+        ("narrow_conv", (5, 3), "narrow_conv(x, kernel, ((2, 2), (2, 2)), (1, 2))"),
+        ("paired_conv", (3, 3), "paired_conv(x, kernel, ((2, 2), (1, 1)), (2, 1))"),
+    ],
+)
+def test_convolutions_to_few_results_in_the_source(
+    name: str, window: tuple[int, int], call: str, monkeypatch, tmp_path: Path
+) -> None:
+    """Values and derivatives of the module and of the saved package, at an open batch."""
+    monkeypatch.setattr(optimized, "pays_on", lambda platform: lambda rewrite, _: rewrite == name)
+    dilation = (1, 2) if name == "narrow_conv" else (2, 1)
+
+    def apply(x: Any, kernel: Any) -> Any:
+        return jnp.tanh(
+            lax.conv_general_dilated(x, kernel, (1, 1), "SAME", None, dilation, NUMBERS)
+        )
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    kernel = jnp.asarray(np.random.default_rng(1).standard_normal((*window, 8, 3)), np.float32)
+    types = [jax.ShapeDtypeStruct(s, np.float32) for s in ((batch, 6, 8, 8), kernel.shape)]
+    fast = invert.optimize(invert.from_exported(jax.export.export(jax.jit(apply))(*types)), "cpu")
+    assert fast.report.rewrites[name] == 1
+    assert fast.source.count(f"def {name}(") == 1
+    assert call in fast.source
+    invert.save(fast, tmp_path / "fast")
+    saved = invert.load(tmp_path / "fast")
+    for size in (1, 3):
+        x = jnp.asarray(np.random.default_rng(size).standard_normal((size, 6, 8, 8)), np.float32)
+        for f in (fast, saved):
+            close(f(x, kernel), apply(x, kernel))
+            gradients = [
+                jax.grad(lambda *args, f=f: jnp.sum(f(*args) ** 2), (0, 1))(x, kernel)
+                for f in (f, apply)
+            ]
+            for a, b in zip(*gradients, strict=True):
+                close(a, b)
+
+
 def test_several_functions() -> None:
     text = """
     module @two {

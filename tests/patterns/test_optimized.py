@@ -221,6 +221,76 @@ def test_strided_convolutions_of_larger_windows_are_left_alone() -> None:
         assert "strided_conv" not in calls(fast, X, sample(*shape))
 
 
+IMAGES = sample(2, 6, 8, 6)
+FEW = {
+    "same": (conv(), IMAGES, (3, 3, 6, 4)),
+    "valid": (conv(padding="VALID"), IMAGES, (3, 3, 6, 4)),
+    "uneven": (conv(padding=((0, 2), (1, 1))), IMAGES, (3, 3, 6, 4)),
+    "dilated": (conv(dilation=(2, 1)), IMAGES, (3, 3, 6, 4)),
+    "one axis": (conv(), IMAGES, (1, 3, 6, 4)),
+    "large": (conv(), IMAGES, (5, 3, 6, 4)),
+    "other order": (conv(numbers=("NHWC", "OIHW", "NCHW")), IMAGES, (4, 6, 3, 3)),
+    "one size": (
+        conv(strides=(1,), dilation=(1,), spread=(1,), numbers=("NWC", "WIO", "NWC")),
+        IMAGES[0],
+        (3, 6, 2),
+    ),
+}
+
+
+def only(name: str) -> Any:
+    return optimized.stage(lambda rewrite, kind: rewrite == name).patterns
+
+
+@pytest.mark.parametrize("name", ["narrow_conv", "paired_conv"])
+@pytest.mark.parametrize("case", FEW)
+def test_few_results(case: str, name: str) -> None:
+    function, x, shape = FEW[case]
+    kernel = sample(*shape, seed=1)
+    check(function, name, x, kernel, twice=True, rewrites=only(name))
+    half = x.astype("bfloat16"), kernel.astype("bfloat16")
+    check(function, name, *half, rtol=3e-2, rewrites=only(name))
+
+
+@pytest.mark.parametrize("name", ["narrow_conv", "paired_conv"])
+def test_few_results_among_nan_and_for_several_kernels(name: str) -> None:
+    """NaN stays within the window, and derivatives can be mapped and differentiated again."""
+    kernel = sample(3, 3, 6, 4, seed=1)
+    fast = invert.rewrite(conv(), only(name))
+    x = IMAGES.at[0, 0, 0, 0].set(jnp.nan).at[1, 5, 7, 5].set(jnp.inf)
+    for a, b in zip(fast(x, kernel), conv()(x, kernel), strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
+
+    def loss(function: Any, kernel: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(function(x, kernel)))
+
+    def derivatives(function: Any) -> Any:
+        one = functools.partial(loss, function)
+        several = jax.vmap(jax.grad(one, (0, 1)), (0, None))
+        return jax.hessian(one)(kernel, IMAGES), several(jnp.stack([kernel, -kernel]), IMAGES)
+
+    close(derivatives(fast), derivatives(conv()), 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "x"),
+    [
+        ("narrow_conv", conv(strides=(2, 2)), IMAGES),
+        ("narrow_conv", conv(spread=(2, 2), padding=((1, 1), (1, 1))), IMAGES),
+        ("paired_conv", conv(dilation=(1, 2)), IMAGES),
+        ("paired_conv", conv(padding=((1, 1), (1, 2))), IMAGES),
+        ("paired_conv", conv(padding=((1, 1), (3, 3))), IMAGES),
+        ("paired_conv", conv(), IMAGES[:, :, :7]),
+    ],
+    ids=["strides", "dilated input", "dilated", "odd results", "wide padding", "odd sizes"],
+)
+def test_few_results_that_are_left_alone(name: str, function: Any, x: jax.Array) -> None:
+    assert calls(invert.rewrite(function, only(name)), x, sample(3, 3, 6, 4)) == {
+        "conv_general_dilated"
+    }
+
+
 def window(
     x: Any, start: float, function: Any, sizes: Any, strides: Any = None, padding: Any = "VALID"
 ) -> Any:

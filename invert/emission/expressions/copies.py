@@ -56,9 +56,23 @@ def _depthwise(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     if not slices:
         return None
     strides = tuple((slices[0]["strides"] or (1,) * rank)[1:-1])
+    return strides, _padding(eqns, rank)[1:-1], _dilation(slices, rank)
+
+
+def _dilation(slices: Sequence[Mapping[str, Any]], rank: int) -> tuple[int, ...]:
+    """How far apart the places of a window are in which shifted slices begin."""
     starts = [[p["start_indices"][i] for p in slices] for i in range(1, rank - 1)]
-    dilation = tuple(min((n for n in found if n), default=1) for found in starts)
-    return strides, _padding(eqns, rank)[1:-1], dilation
+    return tuple(min((n for n in found if n), default=1) for found in starts)
+
+
+def _convolved(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    """The padding and the dilation of a convolution, or of the shifted slices in its place."""
+    rank = len(eqn.invars[0].aval.shape)
+    for one in (e.params for e in eqns if e.primitive.name == "conv_general_dilated"):
+        return tuple(map(tuple, one["padding"])), tuple(one["rhs_dilation"])
+    slices = [e.params for e in eqns if e.primitive.name == "slice"]
+    padding = tuple((low, high) for low, high, _ in _padding(eqns, rank)[1 : rank - 1])
+    return padding, _dilation(slices, rank)
 
 
 def _grouped(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
@@ -106,6 +120,8 @@ _READ: Mapping[str, Callable[[Eqn, Sequence[Eqn]], tuple[Any, ...] | None]] = {
     "shifted_conv": _depthwise,
     "grouped_conv": _grouped,
     "strided_conv": _strided,
+    "narrow_conv": _convolved,
+    "paired_conv": _convolved,
     "max_pool": _pool,
     "sum_pool": _pool,
     "flat_product": _flat,
