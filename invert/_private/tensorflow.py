@@ -7,7 +7,7 @@ import gc
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax.dlpack
@@ -24,6 +24,23 @@ def imported(name: str) -> TfObject | None:
     """
     module = sys.modules.get(name)
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+@contextlib.contextmanager
+def kept_name_scopes() -> Iterator[None]:
+    """Leave Keras's name scopes as they are.
+
+    Where TensorFlow refuses a name, Keras does not leave the scope around it, and all variables
+    that it makes afterwards have that in their paths.
+    """
+    from keras.src.backend.common import global_state
+
+    before = list(global_state.get_global_attribute("name_scope_stack") or ())
+    try:
+        yield
+    finally:
+        if (scopes := global_state.get_global_attribute("name_scope_stack")) is not None:
+            scopes[:] = before
 
 
 def tf_variable_dtype(handle: object) -> int | None:

@@ -34,7 +34,7 @@ from invert._errors import (
     UnsupportedOpError,
     only_refusals,
 )
-from invert._private.tensorflow import TfObject
+from invert._private.tensorflow import TfObject, kept_name_scopes
 from invert.frontends import tf_function
 from invert.frontends.keras_model import input_specs, own_class
 from invert.tf.ops.node import import_tensorflow
@@ -126,7 +126,8 @@ def _errors_of_keras(file: Path, verb: str) -> Iterator[None]:
     """Name the file in what Keras raises for a damaged configuration or weights that do not fit."""
     tf = import_tensorflow()
     try:
-        yield
+        with kept_name_scopes():
+            yield
     except InvertError:
         raise
     except (

@@ -169,6 +169,9 @@ def test_configurations_that_do_not_fit_the_weights(
     write(tmp_path / "model.keras", content)
     with pytest.raises(invert.MalformedModelError, match=f"(?s){reason}"):
         invert.load(tmp_path / "model.keras")
+    dense = keras.layers.Dense(1, name="after")
+    dense.build((None, 1))
+    assert dense.kernel.path == "after/kernel"  # no scope of the model is still open
 
 
 def test_what_keras_says_is_shortened_to_the_cause(archive: Path, tmp_path: Path) -> None:

@@ -219,8 +219,8 @@ def _by_role(
     following = [e.primitive.name for w in user.outvars for e in users.get(w, ())]
     if user.primitive.name == "add" and {*following} & {"rsqrt", "sqrt"}:
         return "var"
-    if user.primitive.name == "sub" and user.invars[1] is v and _is_scaled_by_root(user, users):
-        return "mean"
+    if user.primitive.name == "sub" and user.invars[1] is v:
+        return "mean" if _is_scaled_by_root(user, users, computed) else ""
     if user.primitive.name == "mul" and {*following} & {"sin", "cos"}:
         return "frequencies"
     sizes = [n for n in v.aval.shape if n != 1]
@@ -242,24 +242,25 @@ def _by_role(
     return "positions"
 
 
-def _is_scaled_by_root(difference: Eqn, users: Mapping[Var, Sequence[Eqn]]) -> bool:
+def _is_scaled_by_root(
+    difference: Eqn, users: Mapping[Var, Sequence[Eqn]], computed: Mapping[Var, Eqn | None]
+) -> bool:
     """Return whether a difference is multiplied by a root or its inverse, perhaps scaled."""
-    makers = {out: e for eqns in users.values() for e in eqns for out in e.outvars}
-    pending = [
-        a
-        for e in users.get(difference.outvars[0], ())
-        if e.primitive.name in ("mul", "div")
-        for a in e.invars
-        if a is not difference.outvars[0]
-    ]
-    for _ in range(8):
-        atom = pending.pop() if pending else None
-        maker = makers.get(atom) if isinstance(atom, Var) else None
+    (v,) = difference.outvars
+    products = [e for e in users.get(v, ()) if e.primitive.name in ("mul", "div")]
+    factors = [a for e in products for a in e.invars if a is not v]
+    for _ in range(_MOST_FACTORS):
+        atom = factors.pop() if factors else None
+        maker = computed.get(atom) if isinstance(atom, Var) else None
         if maker is not None and maker.primitive.name in ("rsqrt", "sqrt"):
             return True
         if maker is not None and maker.primitive.name in (*_MOVES, "mul"):
-            pending += maker.invars
+            factors += maker.invars
     return False
+
+
+# How many equations before a product are searched for a root.
+_MOST_FACTORS = 8
 
 
 @dataclasses.dataclass
