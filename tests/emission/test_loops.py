@@ -295,3 +295,17 @@ def test_layers_of_which_several_are_given_one_row() -> None:
     source, _ = _of_steps(_Steps((0, 0, 0, 1, 1, 1), one_key=True))
     assert "for stage in self.stages:" in source
     assert "zip(" not in source
+
+
+def test_values_of_a_step_are_not_named_after_the_scopes_of_loops() -> None:
+    def run(x: jax.Array, ys: jax.Array) -> Any:
+        def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+            part = x[:, 1:]
+            moved = jnp.pad(part - jnp.where(part > y, part, 0.0), ((0, 0), (1, 0)))
+            return x * moved, part.sum()
+
+        return jax.lax.scan(step, x, ys)
+
+    exported = jax.export.export(jax.jit(run))(jnp.ones((2, 4)), jnp.ones(5))
+    source = invert.from_exported(exported).source
+    assert not re.search(r"\b(eval_jaxpr|closed_call|body)\w* =", source)

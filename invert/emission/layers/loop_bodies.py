@@ -21,8 +21,6 @@ from invert.ir.jaxprs import names_in
 from invert.ir.loops import ScanParts, WhileParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
-# The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
-_SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 _LOOPS = frozenset(("while", "scan"))
 
 
@@ -94,7 +92,7 @@ def find(jaxpr: Jaxpr, parameters: Collection[Var]) -> list[LoopBody]:
 
 def names_outside(eqn: Eqn) -> Path:
     """The name scopes of an equation of a body as they were outside of the loop."""
-    return tuple(name for name in names_of(eqn) if name not in _SCOPES)
+    return tuple(name for name in names_of(eqn) if name not in kinds.LOOP_SCOPES)
 
 
 def _consts(loop: Eqn) -> Sequence[Atom]:

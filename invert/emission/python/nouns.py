@@ -27,9 +27,9 @@ _RECURRENT = re.compile(r"(?<=[a-z])_(lstm|gru|rnn)$")
 # An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
-# Scopes that TensorFlow creates for control flow and for single ops.
-_CONTROL = frozenset(
-    "while cond body scan map case tensordot mat_mul bias_add moments convolution".split()
+# Scopes that JAX and TensorFlow create for control flow, and TensorFlow for single ops.
+_CONTROL = kinds.LOOP_SCOPES | frozenset(
+    "cond scan map case tensordot mat_mul bias_add moments convolution".split()
 )
 # The hint for a product, which is named after its factors.
 PRODUCT = "*"
