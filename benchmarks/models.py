@@ -1,7 +1,8 @@
 """Keras models on a CPU: the converted program, as it is and optimized, over TensorFlow.
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
-        [--optimized] [--options NAME [KEY=VALUE ...]] [--large-pages]
+        [--optimized] [--options NAME [KEY=VALUE ...]]
+        [--memory large | kept]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
@@ -10,8 +11,9 @@ has no ratio. `--train` measures a step of gradient descent by all trained weigh
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
 something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
 be repeated, compiles the last of the two with these options of XLA as well, or with those of
-`invert.compiler_options` if it names none. `--large-pages` runs all of it with pages of 2 MB, and
-stores the results apart. Weights are random.
+`invert.compiler_options` if it names none, with its `finite=True` if the name is `finite`.
+`--memory` runs all of it with pages of 2 MB, or so that the process keeps its memory, and stores
+the results apart. Weights are random.
 
 Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
@@ -52,7 +54,17 @@ Run = Callable[[], Any]
 Options = Mapping[str, str]
 DATA = Path(__file__).with_name("models.json")
 RATE = 1e-3
-TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+# What the C library reads when a process starts.
+MEMORY: Mapping[str, Mapping[str, str]] = {
+    "large": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    "kept": {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": "8000000000",
+    },
+}
+# As the stored results name them.
+PAGES = {"large": ", large pages", "kept": ", kept memory"}
 
 
 def block(x: Any, width: int, heads: int, causal: bool) -> Any:
@@ -230,8 +242,11 @@ def measure(model: keras.Model, batch: int, asked: argparse.Namespace) -> dict[s
         runs = {} if asked.optimized else runs
         runs["optimized"] = compiled(fast, x, train)
     last = [*runs][-1]
-    measured = invert.compiler_options("cpu", gradient=train)
-    chosen = {f"{last}, {k}": assignments(given) or measured for k, *given in asked.options}
+    chosen = {
+        f"{last}, {k}": assignments(given)
+        or invert.compiler_options("cpu", gradient=train, finite=k == "finite")
+        for k, *given in asked.options
+    }
     runs |= {name: compiled(fast, x, train, given) for name, given in chosen.items()}
     ours = [*runs]
     for name in asked.peers:
@@ -278,20 +293,18 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--optimized", action="store_true")
     parser.add_argument("--options", nargs="+", action="append", default=[])
-    parser.add_argument("--large-pages", action="store_true")
+    parser.add_argument("--memory", choices=MEMORY)
     options = parser.parse_args()
-    if options.large_pages and os.environ.get(TUNABLES) != LARGE_PAGES:
-        # The C library reads it when a process starts.
-        os.execve(
-            sys.executable, [sys.executable, *sys.argv], {**os.environ, TUNABLES: LARGE_PAGES}
-        )
+    wanted = MEMORY.get(options.memory, {})
+    if not wanted.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
     print("CPU time over that of the peer, by the smallest and the median; below 1 is faster")
     for name in options.models or MODELS:
         model = MODELS[name]()
         for batch in options.batch:
             row = measure(model, batch, options)
             what = "step" if options.train else "forward"
-            what += ", large pages" if options.large_pages else ""
+            what += PAGES.get(options.memory, "")
             store(f"{name}, batch {batch}, {what}", row)
             for pair, (smallest, middle) in row["ratios"].items():
                 print(f"{name:<18} {batch:>5} {what:<8} {pair:<40} {smallest:6.2f} {middle:6.2f}",
