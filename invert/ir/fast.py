@@ -179,7 +179,8 @@ def narrow_conv(
     """Convolve to few results: products with the whole window, then sums of shifted slices.
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, channels, results). With more than nine
-    places in the window only the derivatives are computed so.
+    places in the window only the derivatives are computed so. At the edges, NaN and infinity reach
+    the derivatives by all places of the kernel, times zero.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     *window, channels, results = kernel.shape
@@ -227,7 +228,8 @@ def paired_conv(
 
     `x` is (batch, *sizes, channels), `kernel` is (*window, channels, results); the last size is
     even in `x` and in the result, and not dilated. XLA's products are as fast with twice the
-    columns. With more than 16 channels only the derivative by `kernel` is computed so.
+    columns. With more than 16 channels only the derivative by `kernel` is computed so. A result
+    also meets the column of `x` next to its window, times zero: NaN and infinity reach it.
     """
     rank, channels = x.ndim - 2, x.shape[-1]
     letters = "DHW"[3 - rank :]

@@ -252,15 +252,36 @@ def test_few_results(case: str, name: str) -> None:
     check(function, name, *half, rtol=3e-2, rewrites=only(name))
 
 
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("column", [0, 3, 4, 7])
+def test_few_results_among_nan(special: float, column: int) -> None:
+    """NaN stays in the window, and with two results at once it reaches the other one of the two."""
+    kernel = sample(3, 3, 6, 4, seed=1)
+    x = IMAGES.at[0, 2, column, 1].set(special)
+    narrow, paired = (invert.rewrite(conv(), only(n)) for n in ("narrow_conv", "paired_conv"))
+    wanted = ~np.isfinite(conv()(x, kernel))
+    np.testing.assert_array_equal(~np.isfinite(narrow(x, kernel)), wanted)
+    both = wanted.reshape(2, 6, 4, 2, 4).any(3, keepdims=True)
+    np.testing.assert_array_equal(
+        ~np.isfinite(paired(x, kernel)), np.repeat(both, 2, 3).reshape(wanted.shape)
+    )
+
+    def slope(function: Any) -> Any:
+        return jax.grad(lambda k: jnp.sum(function(x, k)))(kernel)
+
+    wanted = ~np.isfinite(slope(conv()))
+    np.testing.assert_array_equal(~np.isfinite(slope(paired)), wanted)
+    # Elements at the edge meet places of the kernel that no window puts on them, times zero.
+    if column in (0, 7):
+        wanted = np.broadcast_to(wanted.any((0, 1)), wanted.shape)
+    np.testing.assert_array_equal(~np.isfinite(slope(narrow)), wanted)
+
+
 @pytest.mark.parametrize("name", ["narrow_conv", "paired_conv"])
-def test_few_results_among_nan_and_for_several_kernels(name: str) -> None:
-    """NaN stays within the window, and derivatives can be mapped and differentiated again."""
+def test_few_results_for_several_kernels(name: str) -> None:
+    """Derivatives can be mapped and differentiated again."""
     kernel = sample(3, 3, 6, 4, seed=1)
     fast = invert.rewrite(conv(), only(name))
-    x = IMAGES.at[0, 0, 0, 0].set(jnp.nan).at[1, 5, 7, 5].set(jnp.inf)
-    for a, b in zip(fast(x, kernel), conv()(x, kernel), strict=True):
-        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        np.testing.assert_array_equal(np.isinf(a), np.isinf(b))
 
     def loss(function: Any, kernel: Any, x: Any) -> Any:
         return jnp.sum(jnp.sin(function(x, kernel)))
