@@ -67,8 +67,6 @@ CALLS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys((*WITH_RULES, "closed_call", "eval_jaxpr"), "call_jaxpr"),
     }
 )
-# The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
-LOOP_SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 # What the functions of `fast` compute.
 _FAST: Mapping[str, str] = MappingProxyType(
     {

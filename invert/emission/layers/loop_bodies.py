@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from invert._private.jax import close_like, names_of, open_jaxpr, with_names
 from invert.emission.layers.cut import BODY, Layer, Path, layers_in
 from invert.emission.layers.scans import copied
+from invert.emission.python import nouns
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import names_in
@@ -92,7 +93,7 @@ def find(jaxpr: Jaxpr, parameters: Collection[Var]) -> list[LoopBody]:
 
 def names_outside(eqn: Eqn) -> Path:
     """The name scopes of an equation of a body as they were outside of the loop."""
-    return tuple(name for name in names_of(eqn) if name not in kinds.LOOP_SCOPES)
+    return tuple(name for name in names_of(eqn) if name not in nouns.LOOP_SCOPES)
 
 
 def _consts(loop: Eqn) -> Sequence[Atom]:

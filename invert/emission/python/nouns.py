@@ -27,8 +27,10 @@ _RECURRENT = re.compile(r"(?<=[a-z])_(lstm|gru|rnn)$")
 # An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
+# The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
+LOOP_SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 # Scopes that JAX and TensorFlow create for control flow, and TensorFlow for single ops.
-_CONTROL = kinds.LOOP_SCOPES | frozenset(
+_CONTROL = LOOP_SCOPES | frozenset(
     "cond scan map case tensordot mat_mul bias_add moments convolution".split()
 )
 # The hint for a product, which is named after its factors.
