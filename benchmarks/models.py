@@ -2,7 +2,7 @@
 
     python benchmarks/models.py [model ...] [--batch 1 32] [--rounds 9] [--peers PEER ...] [--train]
         [--optimized] [--options NAME [KEY=VALUE ...]]
-        [--memory large | kept]
+        [--large-pages | --kept-memory]
 
 All run in one process, in turn, on all its threads; the ratios are those of the smallest CPU time
 and of the median over the rounds, so that other processes on the machine do not count. Peers are
@@ -12,8 +12,8 @@ behaviour of dropout and batch norms. `--optimized` leaves out the program as co
 something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
 be repeated, compiles the last of the two with these options of XLA as well, or with those of
 `invert.compiler_options` if it names none, with its `finite=True` if the name is `finite`.
-`--memory` runs all of it with pages of 2 MB, or so that the process keeps its memory, and stores
-the results apart. Weights are random.
+`--large-pages` runs all of it with pages of 2 MB, `--kept-memory` so that the process keeps its
+memory; the results are stored apart. Weights are random.
 
 Results go into `benchmarks/models.json`; those of other models, batches and peers stay.
 """
@@ -56,15 +56,13 @@ DATA = Path(__file__).with_name("models.json")
 RATE = 1e-3
 # What the C library reads when a process starts.
 MEMORY: Mapping[str, Mapping[str, str]] = {
-    "large": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    "kept": {
+    "large pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    "kept memory": {
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": "8000000000",
     },
 }
-# As the stored results name them.
-PAGES = {"large": ", large pages", "kept": ", kept memory"}
 
 
 def block(x: Any, width: int, heads: int, causal: bool) -> Any:
@@ -293,7 +291,10 @@ def main() -> None:
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--optimized", action="store_true")
     parser.add_argument("--options", nargs="+", action="append", default=[])
-    parser.add_argument("--memory", choices=MEMORY)
+    memory = parser.add_mutually_exclusive_group()
+    for name in MEMORY:
+        option = f"--{name.replace(' ', '-')}"
+        memory.add_argument(option, action="store_const", const=name, dest="memory")
     options = parser.parse_args()
     wanted = MEMORY.get(options.memory, {})
     if not wanted.items() <= os.environ.items():
@@ -304,7 +305,7 @@ def main() -> None:
         for batch in options.batch:
             row = measure(model, batch, options)
             what = "step" if options.train else "forward"
-            what += PAGES.get(options.memory, "")
+            what += f", {options.memory}" if options.memory else ""
             store(f"{name}, batch {batch}, {what}", row)
             for pair, (smallest, middle) in row["ratios"].items():
                 print(f"{name:<18} {batch:>5} {what:<8} {pair:<40} {smallest:6.2f} {middle:6.2f}",

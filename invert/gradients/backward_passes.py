@@ -149,9 +149,9 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
 
 
 def _with_scaled_numbers(program: Jaxpr) -> Iterator[tuple[Jaxpr, Var]]:
-    """Programs that also compute a scaled loss, which they need for its derivative alone.
+    """Variants of a program that also compute a scaled loss.
 
-    A derivative starts with one, here times the scale.
+    The program itself holds only its derivative, which starts with one times the scale.
     """
     scales = [e for e in program.eqns if _scales_one(e)]
     for number in _numbers(program)[:_MOST_TRIED] if scales else ():
@@ -507,7 +507,7 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
 
 
 def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
-    """Without what is sorted for derivatives alone, as the places from which elements come."""
+    """Sort only the keys and what is read; derivatives also sort positions."""
     read = variables_read(jaxpr)
 
     def used(eqn: Eqn) -> Eqn:

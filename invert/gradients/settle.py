@@ -527,7 +527,7 @@ class GradientResolver:
         self._say(gradient, f"without a derivative: {reason}", "refused")
         text = f"{gradient.location} has no derivative here: {reason}. {_AUTODIFF}"
         results, inputs, _ = parts(eqn)
-        # If the derivative by the inputs were zero, JAX would not ask the rule of the results.
+        # JAX does not call the rule of the results where the derivative by the inputs is zero.
         by = dict.fromkeys(a for a in inputs if is_var(a) and is_differentiable(a.aval))
         return Rule(refused(text, len(results)), [*results, *by], "refused")
 

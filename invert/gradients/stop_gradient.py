@@ -256,7 +256,7 @@ def _selects_one(eqn: Eqn) -> bool:
 
 
 def _cases(eqn: Eqn) -> list[int]:
-    """Where the operands of an equation are that it selects from, also by a call that does."""
+    """The positions of the cases of a selection, or of a call that makes a single one."""
     if eqn.primitive.name == "select_n":
         return [1, 2] if len(eqn.invars) == 3 else []
     if (called := kinds.called(eqn)) is None or len(open_jaxpr(called).eqns) != 1:

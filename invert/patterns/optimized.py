@@ -283,22 +283,28 @@ def _windowed(site: Site) -> _Convolution | None:
     return conv
 
 
-def _narrow(site: Site) -> Plan | None:
-    """A convolution to few results -> products with the window, then sums of shifted slices."""
-    if (conv := _windowed(site)) is None:
-        return None
-    taps, results = _bound(conv.taps, (3, 9, 25, 49)), _bound(conv.kernel[-1], (1, 4, 8, 12))
-    channels = _bound(conv.channels, (8, 16, 64, 4096))
-    if taps is None or results is None:
+def _to_few(
+    conv: _Convolution,
+    function: Callable[..., Value],
+    most_channels: Sequence[int],
+    most_results: Sequence[int],
+) -> Plan | None:
+    taps, results = _bound(conv.taps, (3, 9, 25, 49)), _bound(conv.kernel[-1], most_results)
+    channels = _bound(conv.channels, most_channels)
+    if taps is None or channels is None or results is None:
         return None
     kind = (
         f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}, results <= {results}"
     )
+    run = conv.over(lambda x, kernel: function(x, kernel, conv.padding, conv.dilation))
+    return Plan(kind, run)
 
-    def run(x: Value, kernel: Value) -> Value:
-        return fast.narrow_conv(x, kernel, conv.padding, conv.dilation)
 
-    return Plan(kind, conv.over(run))
+def _narrow(site: Site) -> Plan | None:
+    """A convolution to few results -> products with the window, then sums of shifted slices."""
+    if (conv := _windowed(site)) is None:
+        return None
+    return _to_few(conv, fast.narrow_conv, (8, 16, 64, 4096), (1, 4, 8, 12))
 
 
 def _paired(site: Site) -> Plan | None:
@@ -307,18 +313,9 @@ def _paired(site: Site) -> Plan | None:
     if conv is None or conv.kernel[-3] == 1 or conv.dilation[-1] != 1:
         return None
     after = conv.sizes[-1] + sum(conv.padding[-1]) - conv.kernel[-3] + 1
-    taps, results = _bound(conv.taps, (3, 9, 25, 49)), _bound(conv.kernel[-1], (4, 8, 16, 32))
-    channels = _bound(conv.channels, (1, 4, 8, 16, 64))
-    if taps is None or results is None or channels is None or conv.sizes[-1] % 2 or after % 2:
+    if conv.sizes[-1] % 2 or after % 2:
         return None
-    kind = (
-        f"{conv.dtype} {conv.rank}d, taps <= {taps}, channels <= {channels}, results <= {results}"
-    )
-
-    def run(x: Value, kernel: Value) -> Value:
-        return fast.paired_conv(x, kernel, conv.padding, conv.dilation)
-
-    return Plan(kind, conv.over(run))
+    return _to_few(conv, fast.paired_conv, (1, 4, 8, 16, 64), (4, 8, 16, 32))
 
 
 def _transposed(site: Site) -> Plan | None:

@@ -60,7 +60,7 @@ def _depthwise(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
 
 
 def _dilation(slices: Sequence[Mapping[str, Any]], rank: int) -> tuple[int, ...]:
-    """How far apart the places of a window are in which shifted slices begin."""
+    """The dilation of a window, from where its shifted slices begin."""
     starts = [[p["start_indices"][i] for p in slices] for i in range(1, rank - 1)]
     return tuple(min((n for n in found if n), default=1) for found in starts)
 

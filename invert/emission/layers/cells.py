@@ -113,7 +113,7 @@ def _with_cell(
         return None
     graph = Graph(body)
     region = core(graph, inside)
-    if not any(map(_multiplies(inside, region), region)):
+    if not _multiplies(inside, region):
         return None
     cell = _cell(layer, own, parameters)
     _fill(cell, graph, region, inside, len(parts.consts), len(parts.init))
@@ -125,14 +125,16 @@ def _with_cell(
     return scan.replace(params={**scan.params, "jaxpr": close_like(parts.body, jaxpr)})
 
 
-def _multiplies(inside: Collection[Var], region: Sequence[Eqn]) -> Callable[[Eqn], bool]:
-    """A predicate: whether an equation of a region is a product with parameters."""
+def _multiplies(inside: Collection[Var], region: Sequence[Eqn]) -> bool:
+    """Return whether a region has a product with parameters."""
     derived: set[Atom] = set(inside)
     for eqn in region:
         inputs = [a for a in eqn.invars if is_var(a)]
+        if kinds.computes(eqn) in kinds.CONTRACTIONS and any(a in derived for a in inputs):
+            return True
         if inputs and all(a in derived for a in inputs):
             derived.update(eqn.outvars)
-    return lambda e: kinds.computes(e) in kinds.CONTRACTIONS and any(a in derived for a in e.invars)
+    return False
 
 
 def with_call(graph: Graph, region: Sequence[Eqn], inputs: Sequence[Var], call: Eqn) -> list[Eqn]:
