@@ -127,6 +127,17 @@ def plain(closed: J) -> J:
     return jaxprs.map_jaxprs(closed, visit)
 
 
+def _keeps_apart(eqn: Eqn) -> bool:
+    """Return whether an equation only keeps the compiler from merging what `jax.checkpoint` runs.
+
+    Results that a policy stores are rounded to the precision that they have.
+    """
+    if eqn.primitive.name != "reduce_precision":
+        return eqn.primitive.name == "optimization_barrier"
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
 # The primitives of equations that may matter only to derivatives.
 _FORWARD_ONLY = frozenset((custom_gradient_p.name, "stop_gradient", "custom_jvp_call"))
 
@@ -304,20 +315,26 @@ class GradientResolver:
                     return self._as_autodiff(variant)
             if (rule := self._checkpointed(variants, raw)) is not None:
                 return rule
+        # What `jax.checkpoint` computes again has the values that it had before.
+        once = jaxprs.without(raw, _keeps_apart)
+        if from_jax and checks and once is not raw:
+            for variant in variants:
+                if self.cache.is_proved(variant.region, once, self._is_proved):
+                    return self._as_autodiff(variant, ", which computes nothing again")
         if checks:
             unmet = False
             for variant in sorted(variants, key=lambda v: v.promises):
                 # Where the numbers differ, `with_bounds` searches for promises.
                 if variant.promises and not unmet:
                     break
-                reason = self.cache.difference(variant.region, raw, self._difference)
+                reason = self.cache.difference(variant.region, once, self._difference)
                 if not reason:
                     return self._as_autodiff(variant, " numerically")
                 unmet |= reason == _UNMET
         if is_zero(raw):
             return self._stopped(region)
         likeliest = next(v.region for v in variants if not v.promises)
-        if checks and from_jax and (rule := self._adjusted(likeliest, raw)) is not None:
+        if checks and from_jax and (rule := self._adjusted(likeliest, once)) is not None:
             return rule
         if checks and (rule := self._calling_itself(region, raw)) is not None:
             return rule

@@ -230,6 +230,15 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
     return cast(J, visit(closed))
 
 
+def without(closed: J, is_identity: Callable[[Eqn], bool]) -> J:
+    """Remove equations that return their operands."""
+
+    def dropped(eqn: Eqn) -> Made | None:
+        return ([], eqn.invars) if is_identity(eqn) else None
+
+    return map_jaxprs(closed, lambda jaxpr: rewritten(jaxpr, dropped))
+
+
 def map_param(value: Value, function: Callable[[AnyJaxpr], AnyJaxpr]) -> Value:
     """Apply `function` to the jaxprs of a parameter; unchanged ones stay the same objects."""
     if is_jaxpr(value):

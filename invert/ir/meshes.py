@@ -32,13 +32,12 @@ from invert.ir.avals import is_differentiable, with_float0
 from invert.ir.hints import hint_of
 from invert.ir.jaxprs import (
     equations,
-    map_jaxprs,
     map_param,
     names_in,
     sub_jaxprs,
     with_values,
+    without,
 )
-from invert.ir.passes import Made, rewritten
 from invert.ir.retrace import Retracer
 from invert.ir.types import (
     AnyJaxpr,
@@ -195,11 +194,7 @@ def unchecked(closed: AnyJaxpr, says: bool | None = None) -> AnyJaxpr:
 
 def without_constraints(closed: J) -> J:
     """Remove sharding constraints, which do not change values."""
-
-    def dropped(eqn: Eqn) -> Made | None:
-        return ([], eqn.invars) if eqn.primitive.name == "sharding_constraint" else None
-
-    return map_jaxprs(closed, lambda jaxpr: rewritten(jaxpr, dropped))
+    return without(closed, lambda eqn: eqn.primitive.name == "sharding_constraint")
 
 
 def _in_order(jaxpr: Jaxpr) -> Iterator[Eqn]:

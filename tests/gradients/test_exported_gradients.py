@@ -94,6 +94,22 @@ def stacked(**options: Any) -> Callable[..., Any]:
     return lambda w, x: lax.scan(lambda x, w: (recomputed(w, x), None), x, w)[0]
 
 
+def blocks(stop: Callable[[Any], Any] = lambda x: x, **options: Any) -> Callable[..., Any]:
+    """Blocks that are computed again, whose values are far from each other after roundings."""
+
+    def block(x: Any, w: Any) -> Any:
+        return x + jnp.tanh(jnp.sin(x @ w) @ stop(w))
+
+    recomputed = jax.checkpoint(block, **options)
+
+    def run(x: Any, w: Any) -> Any:
+        for k in w:
+            x = recomputed(x, k)
+        return x
+
+    return run
+
+
 def flagged(x: Any, y: Any) -> Any:
     """Products with goals that a flag stops, or not; both are in the program."""
 
@@ -128,6 +144,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
         (LAYERS, ROWS),
         "with checkpoints put back",
     ),
+    "blocks recomputed": (blocks(), (ROWS, LAYERS), "autodiff, which computes nothing again"),
+    "products of blocks kept": (
+        blocks(policy=jax.checkpoint_policies.dots_saveable),
+        (ROWS, LAYERS),
+        "autodiff, which computes nothing again",
+    ),
+    "stops in blocks recomputed": (blocks(lax.stop_gradient), (ROWS, LAYERS), "put back"),
     "recomputed after a lookup": (
         lambda x, i, w: stacked(prevent_cse=False)(w, x[i]),
         (ROWS, OUT_OF_BOUNDS, LAYERS),
