@@ -32,6 +32,7 @@ from invert.gradients.compare import (
     may_not_end,
 )
 from invert.gradients.conditions import Conditions
+from invert.gradients.empty_arrays import without_empty_arrays
 from invert.gradients.paddings import with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
@@ -554,7 +555,7 @@ class GradientResolver:
         Large constants are arguments of both, so that they are not lowered.
         """
         # Exporters write shardings of arguments and results on gradient functions too.
-        inner = without_constraints(inlined(raw))
+        inner = without_empty_arrays(without_constraints(inlined(raw)))
         forms = [inner]
         if (padded := with_paddings(inner)) is not None:
             forms.append(padded)
@@ -574,7 +575,7 @@ class GradientResolver:
                     again = self._lowered(region, list(held), x64)
             except FAILURES:
                 return False
-            lowered = lowered_form(without_constraints(inlined(again)))
+            lowered = lowered_form(without_empty_arrays(without_constraints(inlined(again))))
             if any(difference(form, lowered, constants) is None for form in wanted):
                 return True
         return False

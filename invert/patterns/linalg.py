@@ -315,11 +315,16 @@ def _solve(site: Site) -> Iterator[Call]:
         if batch:
             candidates += [(2, (*batch[:-1], size, batch[-1])), (2, (size, batch[-1]))]
         for rank, shape in dict.fromkeys(candidates):
-            yield Call(
-                ("solve", rank),
-                jnp.vectorize(linear_solve, signature=_SIGNATURES[rank]),
-                (a, jax.ShapeDtypeStruct(shape, a.dtype)),
-            )
+            types = a, jax.ShapeDtypeStruct(shape, a.dtype)
+            solve = jnp.vectorize(linear_solve, signature=_SIGNATURES[rank])
+            yield Call(("solve", rank), solve, types)
+            # `jnp.vectorize` drops axes of size one, and `jax.vmap` does not.
+            if 1 in a.shape[:-2]:
+                axes = 0, 0 if len(shape) > rank else None
+                mapped = linear_solve
+                for _ in a.shape[:-2]:
+                    mapped = jax.vmap(mapped, in_axes=axes)
+                yield Call(("solve", rank, axes), mapped, types)
 
 
 def _expanded_svd(site: Site) -> Iterator[Call]:

@@ -210,8 +210,19 @@ def looping(layers: Any) -> Callable[..., Any]:
     return lambda x: lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0]
 
 
+def filtered(a: Any, b: Any) -> Any:
+    """The results of a scan whose steps invert matrices, at times none."""
+
+    def joined(one: Any, two: Any) -> Any:
+        inverse = jnp.linalg.inv(jnp.eye(4) + one[1] @ two[1].T)
+        return two[0] @ inverse @ one[0], one[1] + two[1]
+
+    return lax.associative_scan(jax.vmap(joined), (a, b))
+
+
 # Programs whose derivatives are autodiff of the program as JAX lowers it.
 PLAIN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a scan of inverses": (filtered, (LAYERS, LAYERS)),
     "an index of each row": (
         jax.vmap(lambda x, i: x[i] * x[i - 1]),
         (ROWS, np.array([0, -1, 2, 9, 1], np.int32)),

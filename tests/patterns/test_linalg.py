@@ -206,6 +206,8 @@ SOLVES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
     "many matrices, one side": (jnp.linalg.solve, (2, 3, 3), (3, 4)),
     "mapped vectors": (jax.vmap(jnp.linalg.solve), (2, 3, 3), (2, 3)),
     "mapped side": (jax.vmap(jnp.linalg.solve, (None, 0)), (3, 3), (2, 3)),
+    "one mapped": (jax.vmap(jnp.linalg.solve), (1, 3, 3), (1, 3)),
+    "one mapped, one side": (jax.vmap(jnp.linalg.solve, (0, None)), (1, 3, 3), (3, 2)),
 }
 
 
