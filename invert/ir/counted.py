@@ -83,7 +83,7 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
     if isinstance(atom, Literal):
         value = np.asarray(atom.val)
         return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
-    eqn = graph.producers.get(atom)
+    eqn = graph.producer(atom)
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         if isinstance(eqn.invars[0], Literal):
             return _size(eqn.invars[0], graph)

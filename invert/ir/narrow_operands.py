@@ -15,6 +15,7 @@ from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
+from invert.ir.lookups import steps_of_wrapping
 from invert.ir.passes import replaced
 from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
@@ -197,8 +198,11 @@ def _narrowed_index(
             operands = [_narrow_index(a, narrow) for a in eqn.invars]
             if None not in operands:
                 return [eqn.replace(invars=operands, outvars=[new])], new
-        case "select_n" if (steps := _wrap(eqn, makers)) is not None:
+        case "select_n" if (steps := steps_of_wrapping(eqn, makers)) is not None:
+            # The sum may only overflow where it is not chosen.
             below, added = steps
+            if not _is_zero(below.invars[-1], makers):
+                return [], None
             index, zero, size = (
                 _narrow_index(a, narrow) for a in (eqn.invars[1], below.invars[1], added.invars[1])
             )
@@ -212,20 +216,11 @@ def _narrowed_index(
     return [], None
 
 
-def _wrap(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn] | None:
-    """The comparison and the sum of `where(i < 0, i + n, i)`, if an equation is that.
-
-    The sum may only overflow where it is not chosen.
-    """
-    below, added = (makers.get(a) if is_var(a) else None for a in eqn.invars[::2])
-    if len(eqn.invars) != 3 or below is None or added is None:
-        return None
-    zero = below.invars[-1]
-    while is_var(zero) and zero in makers and makers[zero].primitive.name == "broadcast_in_dim":
-        zero = makers[zero].invars[0]
-    names = below.primitive.name, added.primitive.name
-    is_wrap = names == ("lt", "add") and below.invars[0] is added.invars[0] is eqn.invars[1]
-    return (below, added) if is_wrap and isinstance(zero, Literal) and zero.val == 0 else None
+def _is_zero(atom: Atom, makers: Mapping[Atom, Eqn]) -> bool:
+    """Return whether an atom is zero, or a broadcast of it."""
+    while is_var(atom) and atom in makers and makers[atom].primitive.name == "broadcast_in_dim":
+        atom = makers[atom].invars[0]
+    return isinstance(atom, Literal) and bool(atom.val == 0)
 
 
 def _convert(eqn: Eqn, x: Atom, out: Var) -> Eqn:

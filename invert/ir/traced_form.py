@@ -50,7 +50,7 @@ from invert.ir.closed_over import (
     with_each_operand_once,
     with_numbers_inside,
 )
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_var, reads
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
     broadcast_in_place_of,
@@ -207,7 +207,7 @@ def _with_ordered_sums(jaxpr: Jaxpr) -> Jaxpr:
         """The primitives that make a term, and those of their operands, nearest first."""
         level, found = [atom], list[list[str]]()
         for _ in range(_LEVELS):
-            made = [graph.producers.get(a) if is_var(a) else None for a in level]
+            made = [*map(graph.producer, level)]
             found.append(["" if e is None else e.primitive.name for e in made])
             level = [a for e in made if e is not None for a in e.invars]
         return found
@@ -663,7 +663,7 @@ def _counts(eqn: Eqn) -> bool:
 
 def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
     """Return whether an equation adds a small number to such indices."""
-    if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
+    if eqn.primitive.name != "add" or not reads(eqn, wide):
         return False
     numbers = [a for a in eqn.invars if isinstance(a, Literal)]
     return len(numbers) == 1 and abs(int(numbers[0].val)) <= _FEW
