@@ -56,11 +56,13 @@ from invert.ir.jaxprs import (
     broadcast_in_place_of,
     canonicalize,
     composed_dimensions,
+    enabling_x64,
     equations,
     is_wide,
     map_equations,
     map_jaxprs,
     names_in,
+    returning,
     variables_read,
     with_equations,
     with_inlined,
@@ -177,16 +179,11 @@ def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:
         if order == sorted(order):
             return eqn
         places = [*range(count), *(count + i for i in order)]
-
-        def placed(program: AnyJaxpr) -> AnyJaxpr:
-            body = open_jaxpr(program)
-            return close_like(program, body.replace(outvars=[body.outvars[i] for i in places]))
-
         params = dict(eqn.params)
         if name == "scan":
-            params["jaxpr"] = placed(params["jaxpr"])
+            params["jaxpr"] = returning(params["jaxpr"], places)
         else:
-            params["branches"] = tuple(map(placed, params["branches"]))
+            params["branches"] = tuple(returning(b, places) for b in params["branches"])
         eqn = eqn.replace(params=params, outvars=[eqn.outvars[i] for i in places])
         return with_closed_over(eqn) if name == "cond" else eqn
 
@@ -932,7 +929,7 @@ def with_plain_sum(eqn: Eqn) -> Eqn:
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
     """The 64-bit setting under which the functions of an equation were traced."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
-    return jax.enable_x64(True) if x64 else contextlib.nullcontext()
+    return enabling_x64(x64)
 
 
 def _traced_rule(eqn: Eqn) -> ClosedJaxpr:

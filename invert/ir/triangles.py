@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from jax import lax
 
-from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
-from invert.ir.passes import replaced
+from invert.ir.passes import cleaned, replaced
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -31,8 +30,7 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
         is_square = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
         return _triangle(eqn) if is_square else None
 
-    changed = replaced(jaxpr, triangle)
-    return jaxpr if changed is jaxpr else dce(changed)
+    return cleaned(jaxpr, replaced(jaxpr, triangle))
 
 
 def _axis(atom: Atom, graph: Graph) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,6 +20,7 @@ from invert._errors import SignatureError
 from invert._private.jax import is_tracer
 from invert.emission import Emission
 from invert.ir.avals import type_of_key
+from invert.ir.jaxprs import enabling_x64
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import DimSize
 from invert.ir.types import Arguments, Keywords, Tree, Value
@@ -304,7 +304,7 @@ class Function:
         key = stage, tuple(on.items())
         if key not in self._compiled:
             self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
-        with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
+        with enabling_x64(stage.x64):
             return self._compiled[key](*values)
 
 
