@@ -11,9 +11,9 @@ from invert.ir.graph import Graph
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts, fills
 from invert.ir.loops import ScanParts
 from invert.ir.passes import cleaned, replaced
-from invert.ir.traced_form import unwrapped
 from invert.ir.types import Atom, Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
+from invert.ir.wrappers import unwrapped
 
 
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
