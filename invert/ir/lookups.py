@@ -215,9 +215,9 @@ def steps_of_wrapping(chosen: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, 
     below, added = (producers.get(a) if is_var(a) else None for a in chosen.invars[::2])
     if below is None or added is None:
         return None
-    same = below.invars[0] is added.invars[0] is chosen.invars[1]
-    names = below.primitive.name, added.primitive.name
-    return (below, added) if same and names == ("lt", "add") else None
+    if (below.primitive.name, added.primitive.name) != ("lt", "add"):
+        return None
+    return (below, added) if below.invars[0] is added.invars[0] is chosen.invars[1] else None
 
 
 def _wrapped(take: Eqn, graph: Graph) -> tuple[Eqn, Eqn, Eqn] | None:
