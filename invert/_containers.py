@@ -10,7 +10,7 @@ from typing import Literal
 
 from invert._config import Config
 from invert._entry import EntryPoint
-from invert._errors import UNREADABLE, MalformedModelError, SignatureError
+from invert._errors import MalformedModelError, SignatureError, unreadable
 from invert._files import content_of
 from invert.modules import save
 
@@ -57,9 +57,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
     except MalformedModelError:
         raise
     except OSError as error:
-        raise MalformedModelError(
-            f"{place} cannot be read: {error.strerror}", remedy=UNREADABLE
-        ) from error
+        raise unreadable(place, error.strerror) from error
     except ValueError as error:  # characters that no path has
         raise MalformedModelError(f"{str(place)!r:.99} is not a path: {error}") from error
     if not data or data.isspace():

@@ -71,6 +71,11 @@ REPORT = "Change its inputs or attributes, or report it with the model."
 UNREADABLE = "Check that it exists and that you may read it."
 
 
+def unreadable(path: object, reason: object) -> MalformedModelError:
+    """The error for a file that the operating system refuses to open."""
+    return MalformedModelError(f"{path} cannot be read: {reason}", remedy=UNREADABLE)
+
+
 class SignatureError(InvertError, TypeError):
     """Arguments do not fit the signature: tree, number, shape or dtype."""
 
@@ -207,10 +212,19 @@ def optional_step(
         return None
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return next(iter(str(error).splitlines()), "")
+
+
+def in_short(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def report_defect(step: str, defects: list[str], error: Exception) -> None:
     """Report that an optional step was left out because of a defect, once."""
-    first = (str(error).splitlines() or [""])[0]
-    text = f"{step} was left out, because of a defect: {type(error).__name__}: {first}"
+    text = f"{step} was left out, because of a defect: {in_short(error)}"
     if text not in defects:
         defects.append(text)
     warnings.warn(f"{text}. Please report it.", DefectWarning, stacklevel=3)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from invert._errors import UNREADABLE, MalformedModelError
+from invert._errors import MalformedModelError, unreadable
 from invert._files import content_of
 from invert.checkpoint.checksum import crc32c, masked
 from invert.checkpoint.table import read_table, varint
@@ -152,9 +152,7 @@ class Checkpoint:
                 size = file.stat().st_size
                 mapped = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
             except (OSError, ValueError) as error:
-                raise MalformedModelError(
-                    f"{file} cannot be read: {error}", remedy=UNREADABLE
-                ) from error
+                raise unreadable(file, error) from error
             self._shards[number] = np.asarray(mapped)
         return self._shards[number]
 

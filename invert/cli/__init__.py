@@ -178,7 +178,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how a model is converted and written."""
     parser.add_argument(
         "--layers",
-        metavar="WAYS",
+        metavar="STYLE",
         default="",
         help="how layers are written: scan (equal layers as one stack), auto (a stack where there "
         "are so many that it compiles faster), equinox (layers of equinox.nn), or two of them, "

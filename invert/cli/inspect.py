@@ -16,12 +16,12 @@ from typing import Any
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, OpUse
 from invert._errors import (
-    UNREADABLE,
     InvertError,
     MalformedModelError,
     Problem,
     UnsupportedOpError,
     plain,
+    unreadable,
 )
 from invert.cli.model import Model
 from invert.cli.options import UsageError
@@ -352,7 +352,5 @@ def _weights(directory: Path) -> list[dict[str, str]]:
                     kind = kinds.get(name, part.get_dtype())
                     found.append({"name": name, "type": f"{kind}{shape}"})
         except (SafetensorError, OSError, struct.error) as error:
-            raise MalformedModelError(
-                f"{path} cannot be read: {error}", remedy=UNREADABLE
-            ) from error
+            raise unreadable(path, error) from error
     return found

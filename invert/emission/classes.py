@@ -288,7 +288,7 @@ class Classes:
 
         The result of a plain function, such as a norm, is named after its argument.
         """
-        before = body.graph.producers.get(eqn.invars[0]) if len(eqn.invars) == 1 else None
+        before = body.graph.producer(eqn.invars[0]) if len(eqn.invars) == 1 else None
         plain = is_automatic(without_number(eqn.layer.name)) and not parameters_of(eqn.layer)
         if plain and type(before) is LayerCall and len(before.outvars) == len(eqn.outvars) == 1:
             return self._results(before, body)

@@ -67,7 +67,7 @@ from invert.gradients.backward_passes import expanded, lowered, with_gradients
 from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.avals import is_differentiable
 from invert.ir.closed_over import with_numbers_inside
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_var, reads
 from invert.ir.jaxprs import equations, map_jaxprs, names_in
 from invert.ir.lowered_form import has_too_many_calls
 from invert.ir.narrow_operands import with_shared_broadcasts
@@ -730,7 +730,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
     """The program as written: each layer computes a value once."""
     program = recovered.program
     parameters = set(program.invars[: recovered.held_count])
-    using = (e for e in program.eqns if any(is_var(a) and a in parameters for a in e.invars))
+    using = (e for e in program.eqns if reads(e, parameters))
     scopes = {s[:n] for s in map(names_of, using) for n in range(len(s) + 1)}
 
     strong = map_jaxprs(traced_form.strong(program), with_shared_broadcasts)

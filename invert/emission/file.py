@@ -208,7 +208,7 @@ class File(Writer):
             source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
             (definition,) = ast.parse(source).body
             assert isinstance(definition, ast.FunctionDef)
-            called = {n.id for n in syntax.walk(definition) if isinstance(n, ast.Name)}
+            called = syntax.used(definition)
             for name in sorted(called & copies.FUNCTIONS.keys()):
                 syntax.rename(definition, {name: self.copied(copies.FUNCTIONS[name])})
             name = helpers.COPIED.get(definition.name, definition.name)

@@ -487,7 +487,7 @@ def _checks(method: Method, node: ast.FunctionDef) -> Iterator[ast.stmt]:
         for axis, size in enumerate(shape):
             # Of an open size, conditions may have left one number.
             if dimension(size) is None and not isinstance(stated[axis], int):
-                actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                actual = syntax.size(value, axis)
                 message = f"{syntax.text_of(actual)} has to be {size}"
                 least = least_of(size, actual, sources)
                 if least is None or least[1] != 1:
@@ -514,7 +514,7 @@ def _nonempty(method: Method, arrays: Sequence[tuple[ast.expr, Shape]]) -> Itera
     sources = dimension_sources(arrays)
     for value, shape in arrays:
         for axis, size in enumerate(shape):
-            actual = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+            actual = syntax.size(value, axis)
             if (least := least_of(size, actual, sources)) is not None:
                 bounded.add(least[0])
     left = {name: source for name, source in sources.items() if name not in bounded}

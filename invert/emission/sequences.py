@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import names_of, open_jaxpr, rename_operands, trace_closed, with_names
-from invert.ir.graph import is_var
+from invert.ir.graph import is_var, read_by, reads
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 # Shorter vectors are clear as they are.
@@ -44,7 +44,7 @@ def compute_sequences(
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
         new: dict[Var, Atom] = {}
-        for v in dict.fromkeys(a for a in eqn.invars if is_var(a) and a in made):
+        for v in [a for a in read_by([eqn]) if a in made]:
             traced = open_jaxpr(trace_closed(made[v]))
             eqns += [with_names(e, names_of(eqn)) for e in traced.eqns]
             (new[v],) = traced.outvars
@@ -77,7 +77,7 @@ def _is_summand(v: Var, jaxpr: Jaxpr) -> bool:
     """Return whether an array, possibly in another shape, is added to another."""
     forms = {v}
     for eqn in jaxpr.eqns:
-        if any(is_var(a) and a in forms for a in eqn.invars):
+        if reads(eqn, forms):
             if eqn.primitive.name in ("add", "sub"):
                 return True
             if eqn.primitive.name in ("reshape", "broadcast_in_dim", "transpose"):

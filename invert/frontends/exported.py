@@ -15,7 +15,7 @@ from jax.lax import GatherScatterMode as Mode
 
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
-from invert._errors import MalformedModelError, Problem, UnsupportedOpError
+from invert._errors import MalformedModelError, Problem, UnsupportedOpError, in_short
 from invert._private.artifact_bounds import check_extent
 from invert._private.artifacts import exported_program, stated_mesh
 from invert._private.jax import (
@@ -199,8 +199,7 @@ class _Artifact:
             with types_of(self.exported):
                 return self.exported.vjp()
         except Exception as error:  # noqa: BLE001  the author's code may raise anything
-            first = (str(error).splitlines() or [""])[0]
-            return f"JAX cannot export it: {type(error).__name__}: {first}"
+            return f"JAX cannot export it: {in_short(error)}"
 
     def _check_vjp(self, vjp: jax.export.Exported) -> None:
         """Check that the types of a vector-Jacobian product are those of the function."""

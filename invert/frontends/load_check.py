@@ -39,6 +39,7 @@ from invert.protos.types import (
     VariableDef,
 )
 from invert.tf.fallback.host_ops import ON_TEXT, PURE, REFUSED
+from invert.tf.graph.check import data_inputs
 from invert.tf.interpreter.registry import REGISTRY
 from invert.tf.ops.node import functions_in, import_tensorflow
 
@@ -170,7 +171,7 @@ def _import_problems(graph: GraphDef) -> Iterator[Problem]:
     """Problems: ops that importing a `GraphDef` would run and `sever` cannot prevent."""
     for _, _, where, found in _computed(graph):
         for node in found:
-            if not [text for text in node.input if not text.startswith("^")]:
+            if not data_inputs(node):
                 yield _problem(node, where, _reason(node.op))
 
 
@@ -190,7 +191,7 @@ def _computed(graph: GraphDef) -> Iterator[tuple[Messages[NodeDef], str, str, li
         if not unknown:
             continue
         inner = {n.name: n for n in nodes}
-        used = {_source(text) for n in nodes for text in n.input if not text.startswith("^")}
+        used = {_source(text) for n in nodes for text in data_inputs(n)}
         yield (
             nodes,
             output,
@@ -329,7 +330,7 @@ class _Check:
         """The functions that a node refers to, with the arguments of a plain call."""
         given: frozenset[int] = frozenset()
         if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
-            data = [text for text in node.input if not text.startswith("^")]
+            data = data_inputs(node)
             given = frozenset(i for i, text in enumerate(data) if _is_given(text, nodes, files))
         return [(name, given) for name in self._names(node)]
 
@@ -345,7 +346,7 @@ class _Check:
         self, node: NodeDef, nodes: Mapping[str, NodeDef], files: frozenset[str], where: str
     ) -> Iterator[Problem]:
         if node.op in _READS:
-            data = [text for text in node.input if not text.startswith("^")]
+            data = data_inputs(node)
             place = _READS[node.op]
             if place >= len(data) or not _is_given(data[place], nodes, files):
                 yield _problem(node, where, "reads a file that does not belong to the model")
@@ -446,8 +447,7 @@ def _is_constant(node: NodeDef, nodes: Mapping[str, NodeDef]) -> bool:
     """Return whether a node depends only on constants that TensorFlow folds."""
 
     def operands(name: str) -> Iterator[str]:
-        inputs = nodes[name].input if name in nodes else ()
-        return (_source(text) for text in inputs if not text.startswith("^"))
+        return map(_source, data_inputs(nodes[name]) if name in nodes else ())
 
     def folds(node: NodeDef) -> bool:
         definition = op_def(node.op)

@@ -22,6 +22,7 @@ from invert._errors import (
     SignatureError,
     UnsupportedOpError,
     nested_too_deep,
+    unreadable,
 )
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files, assets_of, files_of
@@ -162,7 +163,7 @@ def _choose_graph(
     try:
         files = files_of(directory, asset_names(proto))
     except OSError as e:
-        raise MalformedModelError(f"{directory} cannot be read: {e}", remedy=UNREADABLE) from e
+        raise unreadable(directory, e) from e
     if files.problems:
         raise UnsupportedOpError(files.problems)
     # If there are several graphs, each is read as version 1.

@@ -12,7 +12,7 @@ from invert._errors import MalformedModelError
 from invert._files import content_of
 from invert.protos.tensors import STRING, decode_dtype, decode_shape, decode_tensor, type_name
 from invert.protos.types import Attributes, FunctionDef, NodeDef
-from invert.tf.graph.check import parse_tensor, past_identities
+from invert.tf.graph.check import data_inputs, parse_tensor, past_identities
 from invert.tf.graph.library import Library
 
 _IMPORTS = frozenset(
@@ -145,13 +145,12 @@ def filled_by(
     users = [
         node
         for node in run
-        if node.op != "Identity"
-        and any(source(text) in handles for text in node.input if not text.startswith("^"))
+        if node.op != "Identity" and any(source(text) in handles for text in data_inputs(node))
     ]
     if len(users) != 1:
         return None
     (node,) = users
-    inputs = [text for text in node.input if not text.startswith("^")]
+    inputs = data_inputs(node)
     values = [value(text) for text in inputs[1:]]
     if source(inputs[0]) not in handles:
         return None

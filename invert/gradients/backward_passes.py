@@ -38,7 +38,7 @@ from invert.gradients.settle import plain
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import custom_gradient_p, parts
-from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.graph import Graph, computed_from, from_outside, in_order, is_var, read_by, reads
 from invert.ir.jaxprs import (
     map_equations,
     map_jaxprs,
@@ -53,7 +53,7 @@ from invert.ir.lookups import clipping, with_promised_bounds
 from invert.ir.loops import ScanParts
 from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
-from invert.ir.order import by_number, postorder
+from invert.ir.order import postorder
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Value, Var
 from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
@@ -217,12 +217,10 @@ class _Apart:
         made = {v for e in second.eqns for v in e.outvars}
         needed, _ = self.graph.needed(self.given)
         eqns = [*(e for e in needed if made.isdisjoint(e.outvars)), *second.eqns]
-        read = [[a for a in e.invars if is_var(a)] for e in eqns]
-        order = by_number(range(len(eqns)), [e.outvars for e in eqns], read)
-        if len(order) < len(eqns):
+        ordered = in_order(eqns)
+        if len(ordered) < len(eqns):
             return None
-        eqns = [eqns[k] for k in order]
-        return second.replace(invars=self.graph.jaxpr.invars, eqns=eqns)
+        return second.replace(invars=self.graph.jaxpr.invars, eqns=ordered)
 
 
 def _numbers(program: Jaxpr) -> list[Var]:
@@ -305,7 +303,7 @@ class _Search:
         moved = {*computed_from(found.moving, self.needed)}
         own = {v for e in self.needed for v in e.outvars}
         rest = [e for e in found.program.eqns if own.isdisjoint(e.outvars)]
-        read = {a for e in rest for a in e.invars if is_var(a)} | {*found.program.outvars}
+        read = {*read_by(rest), *found.program.outvars}
         fixed = {v for e in self.needed if e not in moved for v in e.outvars}
         shared, _ = self.graph.needed(read & fixed)
         return len(self.needed) - len(moved) - len(shared)
@@ -321,8 +319,7 @@ class _Search:
         for v in (v for e in self.graph.eqns if e not in loss for v in e.outvars):
             later.setdefault(_type(v), []).append(v)
         known = dict[Hashable, set[frozenset[str]]]()
-        read = dict.fromkeys(a for e in self.needed for a in e.invars if is_var(a))
-        for argument in reversed([a for a in read if a not in made]):
+        for argument in reversed(from_outside(self.needed)):
             kind = _type(argument)
             if kind not in later or not is_differentiable(argument.aval):
                 continue
@@ -337,7 +334,7 @@ class _Search:
         """The equations of the loss whose values an argument moves."""
         moved = {argument}
         for eqn in self.needed:
-            if _moves(eqn) and any(a in moved for a in eqn.invars if is_var(a)):
+            if _moves(eqn) and reads(eqn, moved):
                 moved.update(eqn.outvars)
                 yield eqn
 

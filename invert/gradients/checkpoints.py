@@ -16,7 +16,7 @@ import jax
 from invert._private.jax import dce, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
 from invert.gradients.region import MarkedRegion
 from invert.ir.avals import type_of
-from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.graph import Graph, computed_from, from_outside, is_var, read_by
 from invert.ir.interpret import bind
 from invert.ir.jaxprs import equations, names_in
 from invert.ir.types import AnyJaxpr, Aval, Eqn, Jaxpr, Value, Var
@@ -142,7 +142,7 @@ class _Parts:
             if more or (end.aval.shape, end.aval.dtype) != (aval.shape, aval.dtype):
                 continue
             eqns = _part(self.graph, read, end)
-            used = {a for e in eqns for a in e.invars if is_var(a)}
+            used = {*read_by(eqns)}
             inner = {*computed_from(read, eqns)}
             made = [v for e in inner for v in e.outvars if v is not end]
             if (
@@ -165,8 +165,7 @@ def _part(graph: Graph, read: Set[Var], end: Var) -> list[Eqn]:
 def _with_part(graph: Graph, read: Set[Var], end: Var) -> Jaxpr:
     """The program with what computes `end` from some values under `jax.checkpoint`."""
     eqns = _part(graph, read, end)
-    made = {v for e in eqns for v in e.outvars}
-    operands = [*dict.fromkeys(a for e in eqns for a in e.invars if is_var(a) and a not in made)]
+    operands = from_outside(eqns)
     body = graph.jaxpr.replace(constvars=[], invars=operands, outvars=[end], eqns=eqns)
     run = jax.checkpoint(lambda *values: eval_jaxpr(body, values)[0])
     (eqn,) = open_jaxpr(trace_closed(run, *map(type_of, operands))).eqns

@@ -12,7 +12,7 @@ from invert._private.jax import holds_jaxprs, sub_jaxprs
 from invert.gradients.compare import counts
 from invert.ir import jaxprs
 from invert.ir.avals import is_differentiable
-from invert.ir.graph import is_var
+from invert.ir.graph import reads
 from invert.ir.loops import WhileParts
 from invert.ir.match import place_of
 from invert.ir.sizes import is_open
@@ -23,7 +23,7 @@ def _forward_only_loops(jaxpr: Jaxpr) -> Iterator[Eqn]:
     """The outermost loops without a reverse derivative that depend on number arguments."""
     moved = {v for v in jaxpr.invars if is_differentiable(v.aval)}
     for eqn in jaxpr.eqns:
-        if not any(is_var(a) and a in moved for a in eqn.invars):
+        if not reads(eqn, moved):
             continue
         moved.update(v for v in eqn.outvars if is_differentiable(v.aval))
         if _is_forward_only(eqn):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._config import Config
-from invert._errors import InvertError, only_refusals
+from invert._errors import InvertError, in_short, only_refusals
 from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
 from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, without_rules_in_loops
@@ -596,8 +596,7 @@ class GradientResolver:
         except OtherShapesError:
             raise  # the program is recovered again, under the constraints that were met
         except FAILURES as error:
-            first = (str(error).splitlines() or [""])[0]
-            return f"another program, which could not be run ({type(error).__name__}: {first})"
+            return f"another program, which could not be run ({in_short(error)})"
         if gap == 0 and not conditions.are_met:
             return _UNMET
         return "" if gap == 0 else f"they differ by {gap:.3g}"

@@ -27,7 +27,7 @@ from invert._private.jax import (
 )
 from invert._private.programs import close, new_jaxpr
 from invert.ir import kinds, traced_form
-from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.graph import Graph, computed_from, from_outside, is_var
 from invert.ir.interpret import bind, interpret
 from invert.ir.jaxprs import is_wide
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
@@ -212,9 +212,7 @@ def _scan_of(
     names: dict[Var, Atom] = {v: (left, right)[side][x] for v, (x, side) in slices.items()}
     body = rename(new_jaxpr([], [], ends, inside), names)
     given = [*left.values(), *right.values()]
-    bound = {*given, *(v for e in body.eqns for v in e.outvars)}
-    read = [*(a for e in body.eqns for a in e.invars), *body.outvars]
-    consts = [v for v in dict.fromkeys(read) if is_var(v) and v not in bound]
+    consts = [v for v in from_outside(body.eqns, body.outvars) if v not in given]
     return AssociativeScan(
         body.replace(invars=[*consts, *given]),
         tuple(consts),
@@ -291,10 +289,7 @@ def _proved(scan: AssociativeScan, graph: Graph) -> Jaxpr | None:
     """
     eqns, _ = graph.needed(scan.results, scan.elements)
     inside = computed_from(scan.elements, eqns)
-    made = {v for e in inside for v in e.outvars}
-    read = dict.fromkeys(a for e in inside for a in e.invars if is_var(a))
-    others = [v for v in read if v not in made and v not in scan.elements]
-    if any(v not in scan.consts for v in others):
+    if any(v not in (*scan.consts, *scan.elements) for v in from_outside(inside)):
         return None
     target = new_jaxpr([], [*scan.consts, *scan.elements], list(scan.results), inside)
     count = len(scan.consts)

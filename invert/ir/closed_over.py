@@ -229,7 +229,7 @@ def order_of_use(jaxpr: Jaxpr, variables: Sequence[Var], *, through: bool = Fals
         seen.add(atom)
         if atom in wanted:
             order.setdefault(wanted[atom])
-        if (through or atom not in wanted) and (eqn := graph.producers.get(atom)) is not None:
+        if (through or atom not in wanted) and (eqn := graph.producer(atom)) is not None:
             pending.extendleft(reversed(eqn.invars))
     return list(order)
 

@@ -11,8 +11,8 @@ from jax import lax
 from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
 from invert.ir.passes import in_place_of
-from invert.ir.traced_form import unwrapped
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Value, Var
+from invert.ir.wrappers import unwrapped
 
 
 def with_arguments(jaxpr: Jaxpr) -> Jaxpr:

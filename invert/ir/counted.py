@@ -23,9 +23,9 @@ from invert._private.jax import (
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import WhileParts
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import Made, cleaned, rewritten
 from invert.ir.sizes import DimSize, is_open
-from invert.ir.types import Atom, Eqn, J, Jaxpr, Literal, Var
+from invert.ir.types import Atom, Eqn, J, Literal, Var
 from invert.ir.unit_axes import only_unit_axes
 
 
@@ -83,7 +83,7 @@ def _size(atom: Atom, graph: Graph) -> DimSize | None:
     if isinstance(atom, Literal):
         value = np.asarray(atom.val)
         return int(value) if value.ndim == 0 and value.dtype.kind in "iu" else None
-    eqn = graph.producers.get(atom)
+    eqn = graph.producer(atom)
     if eqn is not None and eqn.primitive.name == "convert_element_type":
         if isinstance(eqn.invars[0], Literal):
             return _size(eqn.invars[0], graph)
@@ -139,11 +139,7 @@ def with_counted_places(closed: J) -> J:
         loop = _with_rows(eqn)
         return [loop], renamed(eqn.outvars, dict(_collected(loop)))
 
-    def one(jaxpr: Jaxpr) -> Jaxpr:
-        changed = rewritten(jaxpr, placed)
-        return jaxpr if changed is jaxpr else dce(changed)
-
-    return map_jaxprs(closed, one)
+    return map_jaxprs(closed, lambda jaxpr: cleaned(jaxpr, rewritten(jaxpr, placed)))
 
 
 def _with_rows(eqn: Eqn) -> Eqn:

@@ -11,6 +11,7 @@ import numpy as np
 
 from invert._private.jax import by_jaxpr, open_jaxpr
 from invert.ir import jaxprs
+from invert.ir.order import by_number
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Value, Var
 
 if TYPE_CHECKING:
@@ -36,11 +37,38 @@ def is_number(atom: Atom, value: complex) -> bool:
     return number is not None and bool(number == value)
 
 
+def reads(eqn: Eqn, values: Container[Var]) -> bool:
+    """Return whether an equation reads one of some values."""
+    return any(is_var(a) and a in values for a in eqn.invars)
+
+
+def read_by(eqns: Iterable[Eqn]) -> dict[Var, None]:
+    """The variables that equations read, each once, in order."""
+    return dict.fromkeys(a for e in eqns for a in e.invars if is_var(a))
+
+
+def from_outside(eqns: Sequence[Eqn], results: Iterable[Atom] = ()) -> list[Var]:
+    """The variables that equations read, or that are results, and that no equation makes."""
+    made = {v for e in eqns for v in e.outvars}
+    read = read_by(eqns) | dict.fromkeys(filter(is_var, results))
+    return [v for v in read if v not in made]
+
+
+def in_order(eqns: Sequence[Eqn], numbers: Sequence[int] | None = None) -> list[Eqn]:
+    """Equations in topological order, and otherwise by their numbers, or as they are.
+
+    Those that need each other's results are left out.
+    """
+    numbers = range(len(eqns)) if numbers is None else numbers
+    order = by_number(numbers, [e.outvars for e in eqns], [read_by([e]) for e in eqns])
+    return [eqns[k] for k in order]
+
+
 def computed_from(values: Iterable[Var], eqns: Sequence[Eqn]) -> list[Eqn]:
     """The equations, of some in order, that depend on some values."""
     moved, found = {*values}, list[Eqn]()
     for eqn in eqns:
-        if any(is_var(a) and a in moved for a in eqn.invars):
+        if reads(eqn, moved):
             moved.update(eqn.outvars)
             found.append(eqn)
     return found
@@ -109,9 +137,13 @@ class Graph:
         """The equations that use a variable."""
         users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
         for eqn in self.eqns:
-            for atom in dict.fromkeys(a for a in eqn.invars if not isinstance(a, Literal)):
+            for atom in read_by([eqn]):
                 users[atom].append(eqn)
         return users
+
+    def after(self, eqn: Eqn) -> list[Eqn]:
+        """The equations that use the results of an equation; one that uses two, twice."""
+        return [user for v in eqn.outvars for user in self.users.get(v, ())]
 
     @functools.cached_property
     def results(self) -> set[Atom]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import hashlib
 import weakref
@@ -351,6 +352,12 @@ def without_empty(closed: J) -> J:
     return map_jaxprs(closed, filled)
 
 
+def returning(program: J, places: Sequence[int]) -> J:
+    """A program with these of its results alone, in this order."""
+    jaxpr = open_jaxpr(program)
+    return close_like(program, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in places]))
+
+
 def copied(eqns: Iterable[Eqn], env: dict[Var, Atom]) -> list[Eqn]:
     """Copy equations onto the atoms in `env`, to which their new results are added."""
     made: list[Eqn] = []
@@ -382,12 +389,17 @@ def with_inlined(jaxpr: Jaxpr, program_of: Callable[[Eqn], AnyJaxpr | None]) -> 
 
 def literals(program: AnyJaxpr) -> dict[Var, Atom] | None:
     """The constants that a program uses, as literals; `None` for arrays or keys."""
+    return as_literals(_constants_read(program))
+
+
+def _constants_read(program: AnyJaxpr) -> dict[Var, Value]:
+    """The constants that a program uses."""
     jaxpr = open_jaxpr(program)
     if not jaxpr.constvars:
         return {}
     read = variables_read(jaxpr)
     pairs = zip(jaxpr.constvars, consts_of(program), strict=True)
-    return as_literals({v: value for v, value in pairs if v in read})
+    return {v: value for v, value in pairs if v in read}
 
 
 def variables_read(jaxpr: Jaxpr) -> set[Var]:
@@ -413,9 +425,7 @@ def split_constants(closed: AnyJaxpr) -> tuple[Jaxpr, tuple[np.ndarray, ...]]:
     has replaced.
     """
     jaxpr = open_jaxpr(closed)
-    read = variables_read(jaxpr)
-    pairs = zip(jaxpr.constvars, consts_of(closed), strict=True)
-    held = {v: np.asarray(c) for v, c in pairs if v in read}
+    held = {v: np.asarray(c) for v, c in _constants_read(closed).items()}
     jaxpr = jaxpr if len(held) == len(jaxpr.constvars) else jaxpr.replace(constvars=[*held])
     return constants_as_arguments(jaxpr), tuple(held.values())
 
@@ -555,6 +565,11 @@ def is_wide_dtype(dtype: object) -> bool:
 def is_wide(atom: Atom) -> bool:
     """Return whether a value has a dtype of 64 bits (128 for complex)."""
     return is_wide_dtype(getattr(atom.aval, "dtype", None))
+
+
+def enabling_x64(needed: bool) -> contextlib.AbstractContextManager[object]:
+    """Enable 64-bit types if they are needed, and otherwise leave JAX's setting alone."""
+    return jax.enable_x64(True) if needed else contextlib.nullcontext()
 
 
 @by_jaxpr

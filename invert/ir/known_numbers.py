@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from invert._private.jax import dce
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of
-from invert.ir.passes import Made, rewritten
+from invert.ir.passes import Made, cleaned, rewritten
 from invert.ir.types import Eqn, Jaxpr, Literal, ShapedArray, Var
 
 # Operations that every compiler rounds alike.
@@ -49,8 +48,7 @@ def with_known_numbers(jaxpr: Jaxpr) -> Jaxpr:
         made = [broadcast_in_place_of(eqn, number, out, ())] if out.aval.shape else []
         return made, [out if made else number]
 
-    changed = rewritten(jaxpr, computed)
-    return jaxpr if changed is jaxpr else dce(changed)
+    return cleaned(jaxpr, rewritten(jaxpr, computed))
 
 
 def _value(eqn: Eqn, known: Mapping[Var, np.ndarray]) -> np.ndarray | None:

@@ -115,13 +115,12 @@ def with_wrapped_positions(jaxpr: Jaxpr) -> Jaxpr:
     """
     graph = Graph(jaxpr)
     takes = [e for e in jaxpr.eqns if e.params.get("name") == _TAKE and len(e.invars) == 2]
-    templates = {e.invars[1].aval.dtype: w for e in takes if (w := _wrapped(e, graph.producers))}
+    templates = {e.invars[1].aval.dtype: w for e in takes if (w := _wrapped(e, graph))}
     instead: dict[Eqn, list[Eqn]] = {}
     for eqn in takes:
         table, index = eqn.invars
-        made = graph.producers.get(index) if is_var(index) else None
         template = templates.get(index.aval.dtype)
-        if made is None or made.primitive.name != "iota" or template is None or not is_var(index):
+        if template is None or not is_var(index) or graph.producer(index, "iota") is None:
             continue
         rows = table.aval.shape[0]
         if isinstance(rows, int) and index.aval.dtype.itemsize > 2:  # too wide to overflow
@@ -209,21 +208,27 @@ def _collapsed(gather: Eqn, squeeze: Eqn) -> Eqn | None:
     return gather.replace(params=params, outvars=squeeze.outvars)
 
 
-def _wrapped(take: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn, Eqn] | None:
-    """The equations of a wrapped index, `where(i < 0, i + rows, i)`."""
-    table, index = take.invars
-    chosen = producers.get(index) if is_var(index) else None
-    if chosen is None or chosen.primitive.name != "select_n" or len(chosen.invars) != 3:
+def steps_of_wrapping(chosen: Eqn, producers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn] | None:
+    """The comparison and the sum of `where(i < m, i + n, i)`, if an equation is that."""
+    if chosen.primitive.name != "select_n" or len(chosen.invars) != 3:
         return None
     below, added = (producers.get(a) if is_var(a) else None for a in chosen.invars[::2])
     if below is None or added is None:
         return None
     if (below.primitive.name, added.primitive.name) != ("lt", "add"):
         return None
-    i = chosen.invars[1]
-    numbers = literal(below.invars[1]), literal(added.invars[1])
-    same = below.invars[0] is i and added.invars[0] is i
-    return (below, added, chosen) if same and numbers == (0, table.aval.shape[0]) else None
+    return (below, added) if below.invars[0] is added.invars[0] is chosen.invars[1] else None
+
+
+def _wrapped(take: Eqn, graph: Graph) -> tuple[Eqn, Eqn, Eqn] | None:
+    """The equations of a wrapped index, `where(i < 0, i + rows, i)`."""
+    table, index = take.invars
+    chosen = graph.producer(index)
+    steps = None if chosen is None else steps_of_wrapping(chosen, graph.producers)
+    if chosen is None or steps is None:
+        return None
+    numbers = tuple(literal(e.invars[1]) for e in steps)
+    return (*steps, chosen) if numbers == (0, table.aval.shape[0]) else None
 
 
 def _wrapping(take: Eqn, index: Var, rows: int, template: tuple[Eqn, Eqn, Eqn]) -> list[Eqn]:

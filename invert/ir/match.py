@@ -212,8 +212,7 @@ class Match:
         could claim an identical one for a used result.
         """
         template = self.template
-        makers = (template.producers.get(v) for v in template.jaxpr.outvars if is_var(v))
-        ends = list(filter(None, makers))
+        ends = list(template.makers(template.jaxpr.outvars))
         for end in ends:
             self._claim(end)
         for eqn in template.eqns:
@@ -323,7 +322,7 @@ def _describe_atom(graph: Graph, atom: Atom) -> str:
     """An atom in words: its value, or its equation and place."""
     if isinstance(atom, Literal):
         return f"{atom.val}"
-    eqn = graph.producers.get(atom)
+    eqn = graph.producer(atom)
     if eqn is None:
         return f"an argument of type {atom.aval}"
     scope = scope_of(eqn)

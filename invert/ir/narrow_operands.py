@@ -1,20 +1,17 @@
-"""Operands that `jax.numpy` broadcasts implicitly: scalars, and arrays with axes of size one.
-
-Indices that it widens are among them.
-"""
+"""Operands that `jax.numpy` broadcasts implicitly: scalars, and arrays with axes of size one."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from typing import TypeAlias
 
 import numpy as np
-from jax import lax
 
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
+from invert.ir.narrow_indices import with_narrow_indices
 from invert.ir.passes import replaced
 from invert.ir.sizes import DimSize
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
@@ -68,7 +65,7 @@ def with_narrow_operands(jaxpr: Jaxpr, *, arrays: bool = True) -> Jaxpr:
 
     - `arrays`: whether this holds for arrays, and not only for numbers.
     """
-    jaxpr, kept = _with_states(_with_narrow_indices(jaxpr))
+    jaxpr, kept = _with_states(with_narrow_indices(jaxpr))
     makers: dict[Atom, Eqn] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in kinds.LAYOUT and len(eqn.invars) == 1:
@@ -138,112 +135,6 @@ def with_shared_broadcasts(jaxpr: Jaxpr) -> Jaxpr:
             eqns.append(eqn)
             placed.update(eqn.outvars)
     return dce(jaxpr.replace(eqns=eqns))
-
-
-def _with_narrow_indices(jaxpr: Jaxpr) -> Jaxpr:
-    """Gather, scatter and slice at indices of 32 bits that were only widened for it.
-
-    Under x64, JAX widens all indices of an array with axes of open length.
-    """
-    narrow: dict[Atom, Atom] = {}
-    makers: dict[Atom, Eqn] = {}
-    eqns: list[Eqn] = []
-    found = False
-    if _PLACES.keys().isdisjoint(e.primitive.name for e in jaxpr.eqns):
-        return jaxpr
-    for eqn in jaxpr.eqns:
-        eqns.append(eqn)
-        makers |= dict.fromkeys(eqn.outvars, eqn)
-        if any(v.aval.dtype == np.int64 for v in eqn.outvars):
-            made, result = _narrowed_index(eqn, narrow, makers)
-            eqns += made
-            narrow |= {} if result is None else {eqn.outvars[0]: result}
-        elif (places := _PLACES.get(eqn.primitive.name)) is not None:
-            wide = eqn.invars[places]
-            indices = [a for v in wide if (a := _narrow_index(v, narrow)) is not None]
-            if len(indices) == len(wide) and any(a.aval.dtype == np.int64 for a in wide):
-                operands = list(eqn.invars)
-                operands[places] = indices
-                eqns[-1], found = eqn.replace(invars=operands), True
-    return dce(jaxpr.replace(eqns=eqns)) if found else jaxpr
-
-
-_SCATTERS = ["scatter", *(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max"))]
-# The operands that are indices.
-_PLACES = {
-    "gather": slice(1, 2),
-    **dict.fromkeys(_SCATTERS, slice(1, 2)),
-    "dynamic_slice": slice(1, None),
-    "dynamic_update_slice": slice(2, None),
-}
-_INT32 = np.dtype(np.int32)
-_SHORT = frozenset(map(np.dtype, (np.int8, np.int16, np.uint8, np.uint16)))
-
-
-def _narrowed_index(
-    eqn: Eqn, narrow: Mapping[Atom, Atom], makers: Mapping[Atom, Eqn]
-) -> tuple[list[Eqn], Atom | None]:
-    """Equations that make an index of 64 bits one of 32, and that index; `None` if it has more."""
-    (out, *_) = eqn.outvars
-    new = Var(out.aval.update(dtype=_INT32))
-    match eqn.primitive.name:
-        case "convert_element_type" if eqn.invars[0].aval.dtype == _INT32:
-            return [], eqn.invars[0]
-        case "convert_element_type" if eqn.invars[0].aval.dtype in _SHORT:
-            return [_convert(eqn, eqn.invars[0], new)], new
-        case "dim_as_value":  # an axis has fewer than 2^31 elements
-            return [_convert(eqn, out, new)], new
-        case "broadcast_in_dim" | "concatenate":
-            operands = [_narrow_index(a, narrow) for a in eqn.invars]
-            if None not in operands:
-                return [eqn.replace(invars=operands, outvars=[new])], new
-        case "select_n" if (steps := _wrap(eqn, makers)) is not None:
-            below, added = steps
-            index, zero, size = (
-                _narrow_index(a, narrow) for a in (eqn.invars[1], below.invars[1], added.invars[1])
-            )
-            if index is not None and zero is not None and size is not None:
-                test, total = Var(below.outvars[0].aval), Var(new.aval)
-                return [
-                    below.replace(invars=[index, zero], outvars=[test]),
-                    added.replace(invars=[index, size], outvars=[total]),
-                    eqn.replace(invars=[test, index, total], outvars=[new]),
-                ], new
-    return [], None
-
-
-def _wrap(eqn: Eqn, makers: Mapping[Atom, Eqn]) -> tuple[Eqn, Eqn] | None:
-    """The comparison and the sum of `where(i < 0, i + n, i)`, if an equation is that.
-
-    The sum may only overflow where it is not chosen.
-    """
-    below, added = (makers.get(a) if is_var(a) else None for a in eqn.invars[::2])
-    if len(eqn.invars) != 3 or below is None or added is None:
-        return None
-    zero = below.invars[-1]
-    while is_var(zero) and zero in makers and makers[zero].primitive.name == "broadcast_in_dim":
-        zero = makers[zero].invars[0]
-    names = below.primitive.name, added.primitive.name
-    is_wrap = names == ("lt", "add") and below.invars[0] is added.invars[0] is eqn.invars[1]
-    return (below, added) if is_wrap and isinstance(zero, Literal) and zero.val == 0 else None
-
-
-def _convert(eqn: Eqn, x: Atom, out: Var) -> Eqn:
-    """An equation that converts a value to the type of another, from the source of `eqn`."""
-    params = {"new_dtype": out.aval.dtype, "weak_type": False, "sharding": None}
-    return eqn.replace(
-        primitive=lax.convert_element_type_p, invars=[x], outvars=[out], params=params
-    )
-
-
-def _narrow_index(atom: Atom, narrow: Mapping[Atom, Atom]) -> Atom | None:
-    """An index as one of 32 bits, if it has no more."""
-    if not isinstance(atom, Literal):
-        return narrow.get(atom)
-    value = np.asarray(atom.val)
-    if value.dtype != np.int64 or np.any(value != value.astype(np.int32)):
-        return None
-    return Literal(value.astype(np.int32)[()], atom.aval.update(dtype=np.dtype(np.int32)))
 
 
 def _with_states(jaxpr: Jaxpr) -> tuple[Jaxpr, Set[Var]]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import jax
 
-from invert._private.jax import open_jaxpr, rename_operands, renamed, trace_closed
+from invert._private.jax import dce, open_jaxpr, rename_operands, renamed, trace_closed
 from invert.ir.types import Atom, Eqn, JaxFunction, Jaxpr, Var
 
 # Equations in place of one, and the atoms in place of its results.
@@ -54,6 +54,11 @@ def rewritten(jaxpr: Jaxpr, step: Callable[[Eqn], Made | None]) -> Jaxpr:
     if not names and all(a is b for a, b in itertools.zip_longest(eqns, jaxpr.eqns)):
         return jaxpr
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
+
+
+def cleaned(jaxpr: Jaxpr, changed: Jaxpr) -> Jaxpr:
+    """A program after a pass, without what the pass made dead; itself if nothing changed."""
+    return jaxpr if changed is jaxpr else dce(changed)
 
 
 def in_place_of(eqn: Eqn, operands: Sequence[Atom], function: JaxFunction) -> list[Eqn]:

@@ -10,10 +10,10 @@ from invert._private.jax import close_like, dce, open_jaxpr, rename, renamed
 from invert.ir.graph import Graph
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts, fills
 from invert.ir.loops import ScanParts
-from invert.ir.passes import replaced
-from invert.ir.traced_form import unwrapped
+from invert.ir.passes import cleaned, replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, ShapedArray, Var
 from invert.ir.unit_axes import added_axes
+from invert.ir.wrappers import unwrapped
 
 
 def unreversed(jaxpr: Jaxpr) -> Jaxpr:
@@ -104,10 +104,10 @@ def with_plain_operands(jaxpr: Jaxpr) -> Jaxpr:
     if not any(e.primitive.name == "scan" for e in jaxpr.eqns):
         return jaxpr
     graph = Graph(jaxpr)
-    changed = replaced(
-        jaxpr, lambda eqn: _plain(eqn, graph) if eqn.primitive.name == "scan" else None
+    return cleaned(
+        jaxpr,
+        replaced(jaxpr, lambda eqn: _plain(eqn, graph) if eqn.primitive.name == "scan" else None),
     )
-    return jaxpr if changed is jaxpr else dce(changed)
 
 
 def _plain(scan: Eqn, graph: Graph) -> list[Eqn] | None:

@@ -68,7 +68,7 @@ def _with_scalars(jaxpr: Jaxpr) -> Jaxpr:
 
 def _element(vector: Atom, place: int, graph: Graph) -> Atom | None:
     """The scalar at a place of a vector, if the program has it."""
-    eqn = graph.producers.get(vector) if is_var(vector) else None
+    eqn = graph.producer(vector)
     if eqn is None or len(vector.aval.shape) != 1:
         return None
     if eqn.primitive in (lax.broadcast_in_dim_p, lax.reshape_p):
@@ -176,7 +176,7 @@ def _product(eqn: Eqn, graph: Graph) -> tuple[Eqn, Eqn] | None:
 
 def _forms(atom: Atom, graph: Graph) -> list[Atom]:
     """The value that was reshaped into an operand, if any, and the operand."""
-    eqn = None if isinstance(atom, Literal) else graph.producers.get(atom)
+    eqn = graph.producer(atom)
     if eqn is None or eqn.primitive is not lax.reshape_p or eqn.params["dimensions"] is not None:
         return [atom]
     return [*(a for a in eqn.invars[:1] if is_var(a)), atom]

@@ -288,9 +288,9 @@ class Constraint:
 
     def holds(self, values: Mapping[str, DimSize]) -> bool:
         """Return whether it holds for given sizes; true if undecided."""
-        left, right = (evaluate(s, values) for s in (self.left, self.right))
+        now = self.at(values)
         try:
-            return bool(RELATIONS[self.relation](left, right))
+            return bool(RELATIONS[self.relation](now.left, now.right))
         except InconclusiveDimensionOperation:
             return True
 

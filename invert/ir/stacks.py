@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from invert._private.jax import dce
 from invert.ir.graph import Graph, is_var
-from invert.ir.passes import in_place_of, replaced
+from invert.ir.passes import cleaned, in_place_of, replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 
@@ -33,8 +32,7 @@ def with_concatenations(jaxpr: Jaxpr) -> Jaxpr:
             return None
         return in_place_of(eqn, parts, lambda *x: lax.concatenate(x, axis))
 
-    changed = replaced(jaxpr, joined)
-    return jaxpr if changed is jaxpr else dce(changed)
+    return cleaned(jaxpr, replaced(jaxpr, joined))
 
 
 def _parts(eqn: Eqn, graph: Graph) -> tuple[Sequence[Atom], int]:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar, cast
 
 import jax
@@ -30,14 +30,11 @@ from invert._private.jax import (
     is_tracer,
     jvp_rule_of,
     mesh_of_now,
-    names_of,
     open_jaxpr,
     plain_params,
     rename,
-    rename_operands,
     renamed,
     trace_closed,
-    with_names,
 )
 from invert.ir import kinds
 from invert.ir.avals import is_keys, is_weak, type_of
@@ -50,20 +47,19 @@ from invert.ir.closed_over import (
     with_each_operand_once,
     with_numbers_inside,
 )
+from invert.ir.composed_axes import composed, with_axes_as_such
 from invert.ir.graph import Graph, is_var
 from invert.ir.interpret import bind, retrace
 from invert.ir.jaxprs import (
-    broadcast_in_place_of,
     canonicalize,
-    composed_dimensions,
+    enabling_x64,
     equations,
     is_wide,
     map_equations,
     map_jaxprs,
     names_in,
-    variables_read,
+    returning,
     with_equations,
-    with_inlined,
     without_empty,
     without_unique,
 )
@@ -73,6 +69,7 @@ from invert.ir.match import Deferred
 from invert.ir.match import difference as _difference
 from invert.ir.merging import merge_equations
 from invert.ir.meshes import jvp_of, vjp_of
+from invert.ir.narrow_indices import with_narrow_counters
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, in_place_of, replaced, rewritten
 from invert.ir.size_slices import with_slices
@@ -84,23 +81,16 @@ from invert.ir.types import (
     ClosedJaxpr,
     Eqn,
     J,
-    JaxFunction,
     Jaxpr,
     Literal,
     Value,
     Var,
 )
-from invert.ir.unit_axes import (
-    only_unit_axes,
-    with_axes_after_numbers,
-    with_kept_axes,
-    with_late_axes,
-)
+from invert.ir.unit_axes import with_axes_after_numbers, with_kept_axes, with_late_axes
+from invert.ir.wrappers import unwrapped
 
 _A = TypeVar("_A", bound=Atom)
 
-# Sizes up to this one are compared as 32-bit numbers.
-_FEW = 2**30 - 1
 # How deep derivative rules inside derivative rules are compared.
 _DEPTH = 2
 
@@ -156,11 +146,11 @@ def _is_squeeze(eqn: Eqn) -> bool:
 
 
 def _as_change_of_axes(eqn: Eqn) -> Eqn:
-    """As `_with_axes_as_such`; a sum over axes of size one is a squeeze."""
+    """As `with_axes_as_such`; a sum over axes of size one is a squeeze."""
     if _is_squeeze(eqn):
         axes = tuple(eqn.params["axes"])
         return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": axes})
-    return _with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
+    return with_axes_as_such(eqn) if eqn.primitive.name in kinds.LAYOUT else eqn
 
 
 def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:
@@ -177,16 +167,11 @@ def _with_ordered_results(jaxpr: Jaxpr) -> Jaxpr:
         if order == sorted(order):
             return eqn
         places = [*range(count), *(count + i for i in order)]
-
-        def placed(program: AnyJaxpr) -> AnyJaxpr:
-            body = open_jaxpr(program)
-            return close_like(program, body.replace(outvars=[body.outvars[i] for i in places]))
-
         params = dict(eqn.params)
         if name == "scan":
-            params["jaxpr"] = placed(params["jaxpr"])
+            params["jaxpr"] = returning(params["jaxpr"], places)
         else:
-            params["branches"] = tuple(map(placed, params["branches"]))
+            params["branches"] = tuple(returning(b, places) for b in params["branches"])
         eqn = eqn.replace(params=params, outvars=[eqn.outvars[i] for i in places])
         return with_closed_over(eqn) if name == "cond" else eqn
 
@@ -207,7 +192,7 @@ def _with_ordered_sums(jaxpr: Jaxpr) -> Jaxpr:
         """The primitives that make a term, and those of their operands, nearest first."""
         level, found = [atom], list[list[str]]()
         for _ in range(_LEVELS):
-            made = [graph.producers.get(a) if is_var(a) else None for a in level]
+            made = [*map(graph.producer, level)]
             found.append(["" if e is None else e.primitive.name for e in made])
             level = [a for e in made if e is not None for a in e.invars]
         return found
@@ -270,15 +255,15 @@ def _strong(closed: AnyJaxpr) -> AnyJaxpr | None:
     """As `strong`; `None` if the program is so already, as for `_normalized`."""
     made = _of_either_setting(closed)
     typed = closed if made is None else made
-    new = map_jaxprs(typed, lambda jaxpr: _with_narrow_counters(_narrow(jaxpr)))
+    new = map_jaxprs(typed, lambda jaxpr: with_narrow_counters(_narrow(jaxpr)))
     return None if new is closed else new
 
 
 @functools.partial(by_jaxpr, traces=True)
 def _of_either_setting(closed: AnyJaxpr) -> AnyJaxpr | None:
     """As `of_either_setting`; `None` if the program is so already, as for `_normalized`."""
-    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: _composed(_with_bounds(jaxpr)))
-    new = map_jaxprs(canonicalize(simple), lambda j: _with_narrow_counters(_strengthened(j)))
+    simple = map_jaxprs(_with_numbers(closed), lambda jaxpr: composed(_with_bounds(jaxpr)))
+    new = map_jaxprs(canonicalize(simple), lambda j: with_narrow_counters(_strengthened(j)))
     return None if new is closed else new
 
 
@@ -384,7 +369,7 @@ def plain(closed: J) -> J:
     def one(jaxpr: Jaxpr) -> Jaxpr:
         jaxpr = _narrow(with_size_values(rewritten(_with_bounds(unwrapped(jaxpr)), plainer)))
         sliced = with_slices(jaxpr)
-        return _with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
+        return with_narrow_counters(with_size_values(jaxpr if sliced is jaxpr else dce(sliced)))
 
     return map_jaxprs(closed, one)
 
@@ -399,167 +384,10 @@ def merged(closed: J, *, within: Callable[[Eqn], Hashable] = lambda eqn: ()) -> 
     return map_jaxprs(closed, lambda jaxpr: merge_equations(jaxpr, within=within))
 
 
-# Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
-# directly.
-_WRAPPERS = frozenset(
-    """_where _take _flip _pad dynamic_index_in_dim dynamic_update_index_in_dim silu hard_silu
-    hard_sigmoid identity clip""".split()
-)
-
-
-def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline calls of such wrappers, and compute numbers."""
-
-    def number(eqn: Eqn) -> Made | None:
-        if _is_number(eqn):
-            return [], [_converted(eqn)]
-        return None if (case := _case(eqn)) is None else ([], [case])
-
-    return rewritten(with_inlined(jaxpr, _wrapped), number)
-
-
-def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
-    """The equations of a wrapper, in the name scopes of its call."""
-    if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
-        return None
-    inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
-    inner = inner.replace(eqns=[with_names(e, names_of(eqn)) for e in inner.eqns])
-    return close_like(eqn.params["jaxpr"], inner)
-
-
-_INDEX_OPS: dict[str, JaxFunction] = {
-    "lt": np.less, "add": np.add, "max": np.maximum, "min": np.minimum,
-    "select_n": lambda case, *cases: cases[int(case)],
-}  # fmt: skip
-
-
-def _is_number(eqn: Eqn) -> bool:
-    """Return whether an equation converts a number, or adjusts a constant index or a bound."""
-    if eqn.primitive.name in _INDEX_OPS:
-        return all(
-            isinstance(a, Literal) and not a.aval.shape and a.aval.dtype.kind in "bi"
-            for a in eqn.invars
-        )
-    if eqn.primitive is not lax.convert_element_type_p or not isinstance(eqn.invars[0], Literal):
-        return False
-    return not eqn.invars[0].aval.shape and eqn.params.get("sharding") is None
-
-
-def _case(eqn: Eqn) -> Atom | None:
-    """The case that a constant chooses, such as `n - 1` where an index is -1 and a size is open."""
-    if eqn.primitive.name != "select_n" or not isinstance(which := eqn.invars[0], Literal):
-        return None
-    case, (out,) = eqn.invars[1 + int(which.val)] if not which.aval.shape else which, eqn.outvars
-    same = type_of(case) == type_of(out) and is_weak(case) == is_weak(out)
-    return case if same else None
-
-
-def _converted(eqn: Eqn) -> Literal:
-    dtype = eqn.outvars[0].aval.dtype
-    values = [np.asarray(cast(Literal, a).val, a.aval.dtype) for a in eqn.invars]
-    compute = _INDEX_OPS.get(eqn.primitive.name)
-    number = (values[0] if compute is None else np.asarray(compute(*values))).astype(dtype)
-    return Literal(number, ShapedArray((), dtype))
-
-
-def _composed(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge chains that broadcast numbers, or add, remove or broadcast axes of size one."""
-    if all(e.primitive.name not in kinds.LAYOUT for e in jaxpr.eqns):
-        return jaxpr
-    eqns: list[Eqn] = []
-    made: dict[Atom, Eqn] = {}
-    names: dict[Var, Atom] = {}
-    passed: set[int] = set()
-    for eqn in jaxpr.eqns:
-        eqn = rename_operands(eqn, names)
-        if eqn.primitive.name not in kinds.LAYOUT:
-            eqns.append(eqn)
-            continue
-        eqn = _with_axes_as_such(eqn)
-        before = made.get(eqn.invars[0]) if eqn.invars and is_var(eqn.invars[0]) else None
-        if before is not None and eqn.primitive in (lax.broadcast_in_dim_p, lax.squeeze_p):
-            x = before.invars[0]
-            if eqn.primitive is lax.squeeze_p and x.aval.shape == eqn.outvars[0].aval.shape:
-                names[eqn.outvars[0]] = x
-                passed.add(id(before))
-                continue
-            if (dims := _dimensions(eqn, before)) is not None:
-                eqn = eqn.replace(invars=[x], params={**eqn.params, "broadcast_dimensions": dims})
-                eqn = _with_axes_as_such(eqn)
-                passed.add(id(before))
-                if x.aval.shape == eqn.outvars[0].aval.shape:
-                    names[eqn.outvars[0]] = x
-                    continue
-        number = eqn.primitive is lax.broadcast_in_dim_p and not eqn.invars[0].aval.shape
-        if number or (eqn.primitive is not lax.reshape_p and only_unit_axes(eqn)):
-            made[eqn.outvars[0]] = eqn
-        eqns.append(eqn)
-    jaxpr = jaxpr.replace(
-        eqns=eqns, outvars=[names.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
-    )
-    read = variables_read(jaxpr)
-    return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in read])
-
-
 def _narrow(jaxpr: Jaxpr) -> Jaxpr:
-    """As `_composed`, with operands as narrow as possible."""
-    narrow = with_plain_lookups(with_narrow_operands(_composed(jaxpr)))
-    return _composed(with_kept_axes(with_late_axes(narrow)))
-
-
-def _dimensions(eqn: Eqn, before: Eqn) -> tuple[int, ...] | None:
-    """The broadcast dimensions relative to the operand of the previous equation, if defined."""
-    if eqn.primitive is not lax.broadcast_in_dim_p or len(eqn.invars) > 1:
-        return None
-    dims = eqn.params["broadcast_dimensions"]
-    if before.primitive is lax.broadcast_in_dim_p:
-        return composed_dimensions(before, eqn)
-    gone = before.params["dimensions"]
-    result: list[int] = []
-    kept = list(dims)
-    above = len(eqn.params["shape"])
-    # From the right, as NumPy broadcasts.
-    for i in reversed(range(len(before.invars[0].aval.shape))):
-        axis = above - 1 if i in gone else kept.pop()
-        if axis < 0 or (i in gone and kept and axis <= kept[-1]):
-            return None
-        result.append(axis)
-        above = axis
-    return tuple(reversed(result))
-
-
-def _with_axes_as_such(eqn: Eqn) -> Eqn:
-    """Write a reshape that only adds or removes unit axes as broadcast or squeeze."""
-    adds = eqn.primitive is lax.broadcast_in_dim_p
-    if not (adds or eqn.primitive is lax.reshape_p) or len(eqn.invars) > 1:
-        return eqn
-    old = tuple(eqn.invars[0].aval.shape)
-    new = tuple(eqn.params["shape" if adds else "new_sizes"])
-    if eqn.params.get("dimensions") is not None or eqn.params["sharding"] is not None:
-        return eqn
-    if len(new) > len(old) and (kept := _remaining_axes(new, old)) is not None:
-        if adds and sorted(eqn.params["broadcast_dimensions"]) != list(
-            eqn.params["broadcast_dimensions"]
-        ):
-            return eqn
-        return broadcast_in_place_of(eqn, eqn.invars[0], eqn.outvars[0], kept)
-    if not adds and len(old) > len(new) and (kept := _remaining_axes(old, new)) is not None:
-        gone = tuple(i for i in range(len(old)) if i not in kept)
-        return eqn.replace(primitive=lax.squeeze_p, params={"dimensions": gone})
-    return eqn
-
-
-def _remaining_axes(more: Sequence[int], less: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes of `more` left after removing unit axes to get `less`."""
-    kept: list[int] = []
-    rest = list(less)
-    for i in reversed(range(len(more))):
-        if rest and more[i] == rest[-1]:
-            kept.append(i)
-            rest.pop()
-        elif more[i] != 1:
-            return None
-    return None if rest else tuple(reversed(kept))
+    """As `composed`, with operands as narrow as possible."""
+    narrow = with_plain_lookups(with_narrow_operands(composed(jaxpr)))
+    return composed(with_kept_axes(with_late_axes(narrow)))
 
 
 def _strengthened(jaxpr: Jaxpr) -> Jaxpr:
@@ -616,57 +444,6 @@ def _returned(eqn: Eqn) -> int | None:
     # As JAX traces `arange` of an open length, and `tril`.
     kept = unchanged(eqn)
     return kept if kept is not None and eqn.outvars[0].aval.dtype.kind in "iu" else None
-
-
-def _with_narrow_counters(jaxpr: Jaxpr) -> Jaxpr:
-    """Narrow indices to 32 bits where these suffice: x64 makes them wider."""
-    wide: set[Atom] = set()
-    compared: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        if _counts(eqn) or _shifts(eqn, wide):
-            wide.add(eqn.outvars[0])
-        elif eqn.primitive.name in kinds.COMPARISONS and all(
-            is_var(a) and a in wide for a in eqn.invars
-        ):
-            compared.append(eqn)
-    if not compared:
-        return jaxpr
-    narrow = {v: Var(ShapedArray(v.aval.shape, _INT32)) for v in wide if is_var(v)}
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        if eqn in compared:
-            eqn = eqn.replace(invars=[narrow[a] if is_var(a) else a for a in eqn.invars])
-        eqns.append(eqn)
-        if eqn.outvars and eqn.outvars[0] in narrow:
-            invars = [
-                narrow[a] if is_var(a) else Literal(np.asarray(a.val, _INT32), _NUMBER)
-                for a in eqn.invars
-            ]
-            new = eqn.replace(invars=invars, outvars=[narrow[eqn.outvars[0]]])
-            dtype = {"dtype": _INT32} if _counts(eqn) else {}
-            eqns.append(new.replace(params={**new.params, **dtype}))
-    return dce(jaxpr.replace(eqns=eqns))
-
-
-_INT32 = np.dtype(np.int32)
-_NUMBER = ShapedArray((), _INT32)
-
-
-def _counts(eqn: Eqn) -> bool:
-    """Return whether an equation produces 64-bit indices into a small array."""
-    if eqn.primitive is not lax.iota_p or eqn.params["dtype"] != np.int64:
-        return False
-    shape = eqn.params["shape"]
-    # An array that is n long along two axes has n * n elements, so an open n is small.
-    return all(n <= _FEW if isinstance(n, int) else shape.count(n) > 1 for n in shape)
-
-
-def _shifts(eqn: Eqn, wide: Set[Atom]) -> bool:
-    """Return whether an equation adds a small number to such indices."""
-    if eqn.primitive.name != "add" or not any(a in wide for a in eqn.invars if is_var(a)):
-        return False
-    numbers = [a for a in eqn.invars if isinstance(a, Literal)]
-    return len(numbers) == 1 and abs(int(numbers[0].val)) <= _FEW
 
 
 def _strong_type(v: Var) -> Aval:
@@ -932,7 +709,7 @@ def with_plain_sum(eqn: Eqn) -> Eqn:
 def _setting_of(eqn: Eqn) -> contextlib.AbstractContextManager[object]:
     """The 64-bit setting under which the functions of an equation were traced."""
     x64 = any(map(is_wide, (*eqn.invars, *eqn.outvars)))
-    return jax.enable_x64(True) if x64 else contextlib.nullcontext()
+    return enabling_x64(x64)
 
 
 def _traced_rule(eqn: Eqn) -> ClosedJaxpr:

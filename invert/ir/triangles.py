@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jax import lax
 
-from invert._private.jax import dce
-from invert.ir.graph import is_var
-from invert.ir.passes import replaced
+from invert.ir.graph import Graph, is_var
+from invert.ir.passes import cleaned, replaced
 from invert.ir.sizes import is_open
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -22,30 +21,28 @@ def with_triangles(jaxpr: Jaxpr) -> Jaxpr:
 
     At open sizes `jnp.tri` counts in 64 bits where these are enabled, so that the ranges stay.
     """
-    makers: dict[Atom, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
+    graph = Graph(jaxpr)
 
     def triangle(eqn: Eqn) -> Sequence[Eqn] | None:
         operands = {"ge": eqn.invars, "le": eqn.invars[::-1]}.get(eqn.primitive.name, ())
-        axes = [_axis(a, makers) for a in operands]
+        axes = [_axis(a, graph) for a in operands]
         shape = eqn.outvars[0].aval.shape
         is_square = axes == [0, 1] and len(shape) == 2 and not any(map(is_open, shape))
         return _triangle(eqn) if is_square else None
 
-    changed = replaced(jaxpr, triangle)
-    return jaxpr if changed is jaxpr else dce(changed)
+    return cleaned(jaxpr, replaced(jaxpr, triangle))
 
 
-def _axis(atom: Atom, makers: Mapping[Atom, Eqn]) -> int | None:
+def _axis(atom: Atom, graph: Graph) -> int | None:
     """The axis along which a matrix counts from zero, if it does only that."""
     shape = atom.aval.shape if is_var(atom) else ()
-    eqn = makers.get(atom) if is_var(atom) else None
+    eqn = graph.producer(atom)
     if len(shape) != 2 or eqn is None:
         return None
     if eqn.primitive.name == "iota":
         return eqn.params["dimension"]
-    inner = eqn.invars[0] if eqn.primitive.name in _RESHAPED else None
-    made = makers.get(inner) if inner is not None and is_var(inner) else None
-    if made is None or made.primitive.name != "iota" or len(made.outvars[0].aval.shape) != 1:
+    made = graph.producer(eqn.invars[0], "iota") if eqn.primitive.name in _RESHAPED else None
+    if made is None or len(made.outvars[0].aval.shape) != 1:
         return None
     if eqn.primitive.name == "broadcast_in_dim":
         return eqn.params["broadcast_dimensions"][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,6 +20,7 @@ from invert._errors import SignatureError
 from invert._private.jax import is_tracer
 from invert.emission import Emission
 from invert.ir.avals import type_of_key
+from invert.ir.jaxprs import enabling_x64
 from invert.ir.meshes import AnyMesh
 from invert.ir.sizes import DimSize
 from invert.ir.types import Arguments, Keywords, Tree, Value
@@ -304,7 +304,7 @@ class Function:
         key = stage, tuple(on.items())
         if key not in self._compiled:
             self._compiled[key] = jax.jit(functools.partial(stage.run, on=on))
-        with jax.enable_x64(True) if stage.x64 else contextlib.nullcontext():
+        with enabling_x64(stage.x64):
             return self._compiled[key](*values)
 
 
@@ -391,13 +391,10 @@ def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Va
     if value.dtype == spec.dtype:
         return value
     # Without jax_enable_x64, JAX narrows 64-bit arguments on its own before they come here.
-    if value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype):
-        with jax.enable_x64(True):
-            return jnp.asarray(value).astype(spec.dtype)
+    narrowed = value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype)
     to_real = np.issubdtype(value.dtype, np.complexfloating) and spec.dtype.kind != "c"
-    if not config.strict_dtypes and not to_real:
-        with jax.enable_x64(True):
-            return jnp.asarray(value).astype(spec.dtype)
+    if narrowed or not (config.strict_dtypes or to_real):
+        return _converted(value, spec.dtype)
     remedy = "" if to_real else "; Config(strict_dtypes=False) converts it"
     problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}{remedy}")
     return None
@@ -411,6 +408,12 @@ def _kind(dtype: DTypeLike) -> int:
     return next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), -1)
 
 
+def _converted(value: Value, dtype: DTypeLike) -> Value:
+    """A value as an array of a type that may have 64 bits."""
+    with jax.enable_x64(True):
+        return jnp.asarray(value).astype(dtype)
+
+
 def _number(value: complex, spec: ArgSpec, problems: list[str], config: Config) -> Value:
     """A Python number as an array of the type of `spec`, or a line in `problems`."""
     is_within = _kind(type(value)) <= _kind(spec.dtype)
@@ -418,8 +421,7 @@ def _number(value: complex, spec: ArgSpec, problems: list[str], config: Config) 
         bounds = jnp.iinfo(spec.dtype)
         is_within = bounds.min <= value <= bounds.max
     elif not config.strict_dtypes and not isinstance(value, complex):
-        with jax.enable_x64(True):
-            return jnp.asarray(value).astype(spec.dtype)
+        return _converted(value, spec.dtype)
     if is_within:
         return np.asarray(value, spec.dtype)
     problems.append(f"{spec.name!r} is {value!r}, which {spec.dtype} does not hold")

@@ -19,6 +19,7 @@ from invert.modules.function import Function
 from invert.modules.module import Recovered, class_of, leaves_of, method, named, styles_of
 from invert.modules.module import run as call_function
 from invert.modules.params import nest
+from invert.modules.signatures import led_by_letter
 from invert.modules.texts import emission_of
 
 
@@ -141,11 +142,10 @@ def method_names(names: Iterable[str]) -> dict[str, str]:
         plain = re.sub(r"\W", "_", function, flags=re.ASCII)
         if apart := re.findall(r"\w+", re.sub(r"=True\b", "", trace), flags=re.ASCII):
             plain = "_".join([plain.rstrip("_"), *apart])
-        plain = plain if plain.isidentifier() else f"_{plain}"
+        plain = led_by_letter(plain)
         if plain.startswith("__") and not plain.endswith("__"):
             # Python mangles these in the source of a class.
-            plain = plain.lstrip("_")
-            plain = plain if plain.isidentifier() else f"_{plain}"
+            plain = led_by_letter(plain.lstrip("_"))
         while plain in taken or keyword.iskeyword(plain):
             plain += "_"
         taken.add(plain)

@@ -23,12 +23,12 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from invert._errors import (
-    UNREADABLE,
     EmissionError,
     MalformedModelError,
     MeshError,
     MissingDependencyError,
     SaveError,
+    unreadable,
 )
 from invert._private.jax import is_tracer
 from invert.emission import is_index
@@ -426,8 +426,7 @@ def load_saved(
                 f"{code} needs {error.name}", remedy=f"Install it: pip install {error.name}"
             ) from error
         if isinstance(error, OSError) and error.filename:
-            text = f"{error.filename} cannot be read: {error.strerror}"
-            raise MalformedModelError(text, remedy=UNREADABLE) from error
+            raise unreadable(error.filename, error.strerror) from error
         raise MalformedModelError(f"{code} is damaged: {type(error).__name__}: {error}") from error
     if mesh is not None and "mesh" not in inspect.signature(read).parameters:
         raise MeshError(
@@ -455,8 +454,7 @@ def _check_readable(where: Path) -> None:
         try:
             file.open("rb").close()
         except OSError as error:
-            text = f"{file} cannot be read: {error.strerror}"
-            raise MalformedModelError(text, remedy=UNREADABLE) from error
+            raise unreadable(file, error.strerror) from error
 
 
 def _check_mesh(where: Path, mesh: Mesh, specs: Mapping[str, PartitionSpec]) -> None:

@@ -75,13 +75,17 @@ def parameter_names(entry: EntryPoint) -> dict[str, str]:
     for name in names:
         wanted = name
         if name not in plain:
-            wanted = re.sub(r"\W", "_", name) or "argument"
-            wanted = wanted if wanted.isidentifier() else f"_{wanted}"
+            wanted = led_by_letter(re.sub(r"\W", "_", name) or "argument")
             taken = {*plain, *parameters.values(), "self"}
             while keyword.iskeyword(wanted) or wanted in taken:
                 wanted += "_"
         parameters[name] = wanted
     return parameters
+
+
+def led_by_letter(name: str) -> str:
+    """A name of letters, digits and underscores as an identifier: `_2d` for `2d`."""
+    return name if name.isidentifier() else f"_{name}"
 
 
 def signature(entry: EntryPoint, *, stateful: bool = False) -> inspect.Signature:

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 from jax.typing import DTypeLike
 
 from invert._entry import EntryPoint
-from invert._errors import InvertError, SignatureError, only_refusals, optional_step
+from invert._errors import InvertError, SignatureError, first_line, only_refusals, optional_step
 from invert._private.jax import (
     SIZE_ERRORS,
     eval_context,
@@ -378,8 +378,7 @@ class Specializations:
             with only_refusals():
                 return self.of_types(avals)
         except NO_EXPRESSION as error:
-            first = (str(error).splitlines() or [""])[0]
-            reason = error.line if isinstance(error, InvertError) else first
+            reason = error.line if isinstance(error, InvertError) else first_line(error)
             places = getattr(error, "__notes__", []) if isinstance(error, SIZE_ERRORS) else []
             self._refusal, self.divided = reason, ", ".join([reason, *places])
             _suggest_undecided(error)

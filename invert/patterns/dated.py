@@ -34,7 +34,7 @@ from invert._private.jax import Primitive, eval_closed, geqrf_p, open_jaxpr, thr
 from invert.ir.graph import literal
 from invert.ir.kinds import COMPARISONS
 from invert.ir.types import JaxFunction, Value
-from invert.patterns.linalg import attributes
+from invert.patterns.linalg import attributes, is_lower
 from invert.rewriting.pattern import Call, EquationPattern, Pattern, Site
 
 Values: TypeAlias = Sequence[Value]
@@ -90,7 +90,7 @@ def _lower(site: Site, position: int | None = None) -> bool | None:
     if position is not None:
         return {0: False, 1: True}.get(scalar(site, position))
     if found := attributes(site.eqn):  # today's form of options in an older program
-        return bool(found.get("lower", found.get("uplo") == "L"))
+        return is_lower(found)
     options = _packed(site)
     if len(options) < 2:
         return None

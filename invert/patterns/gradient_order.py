@@ -16,7 +16,7 @@ from collections.abc import Callable
 from jax import lax
 
 from invert._private.jax import open_jaxpr, rename_operands, trace_closed
-from invert.ir.graph import is_var
+from invert.ir.graph import is_var, read_by
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.types import ClosedJaxpr, Eqn, Jaxpr, Var
 
@@ -30,7 +30,7 @@ def regrouped(closed: ClosedJaxpr, pays: Callable[[str], bool]) -> ClosedJaxpr |
 def _with_barriers(jaxpr: Jaxpr, pays: Callable[[str], bool]) -> Jaxpr:
     reads: dict[Var, list[int]] = collections.defaultdict(list)
     for i, eqn in enumerate(jaxpr.eqns):
-        for v in dict.fromkeys(filter(is_var, eqn.invars)):
+        for v in read_by([eqn]):
             reads[v].append(i)
     results = set(filter(is_var, jaxpr.outvars))
     behind = {v for e in jaxpr.eqns if e.primitive is lax.optimization_barrier_p for v in e.outvars}

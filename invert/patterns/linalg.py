@@ -67,7 +67,7 @@ def _cholesky_op(site: Site) -> Iterator[Call]:
 def _eigh(site: Site) -> Iterator[Call]:
     a = attributes(site.eqn)
     algorithms = {1: linalg.EighImplementation.QR, 2: linalg.EighImplementation.JACOBI}
-    for lower, sort in [(_is_lower(a), True)] if a else itertools.product((True, False), repeat=2):
+    for lower, sort in [(is_lower(a), True)] if a else itertools.product((True, False), repeat=2):
         yield bind(
             linalg.eigh_p,
             site.aval(site.eqn.invars[0]),
@@ -78,7 +78,7 @@ def _eigh(site: Site) -> Iterator[Call]:
         )
 
 
-def _is_lower(found: Params) -> bool:
+def is_lower(found: Params) -> bool:
     """Return whether the lower triangle is meant: a character in LAPACK, a flag in cuSOLVER."""
     return bool(found.get("lower", found.get("uplo") == "L"))
 
@@ -186,7 +186,7 @@ _ormqr = _call(
     left=lambda a: a.get("left", True),
     transpose=lambda a: a.get("transpose", False),
 )
-_tridiagonal = _call(linalg.tridiagonal_p, lower=_is_lower)
+_tridiagonal = _call(linalg.tridiagonal_p, lower=is_lower)
 _tridiagonal_solve = _call(linalg.tridiagonal_solve_p, perturb_singular=False)
 # The lowering does not say whether the author enabled derivatives of eigenvectors. They assume
 # simple eigenvalues, as those of eigh and svd do.

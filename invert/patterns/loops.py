@@ -17,11 +17,11 @@ from invert._private.jax import Literal, rename
 from invert._private.programs import bind_scan, new_jaxpr
 from invert.ir import kinds
 from invert.ir.counted import Counted, counted
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, from_outside
 from invert.ir.jaxprs import with_inlined
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import as_value, is_open
-from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Jaxpr, Value, Var
+from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
 from invert.rewriting.pattern import EquationPattern, Site
 
 
@@ -183,7 +183,7 @@ def _build(
     array_of: dict[Atom, Atom] = {row: array for array, row in rows.items()}
     ys = [i for i in collected if not _is(result_of[i], list(array_of))]
     given = [*(loop.carry[i] for i in carried), *rows.values()]
-    consts = _free(made, given)
+    consts = [v for v in from_outside(made.eqns, made.outvars) if v not in given]
     body = made.replace(
         invars=[*consts, *given],
         outvars=[result_of[i] for i in (*carried, *ys)],
@@ -212,13 +212,6 @@ def _build(
         return [by_position[i] for i in range(len(loop.carry))]
 
     return call
-
-
-def _free(jaxpr: Jaxpr, given: Sequence[Var]) -> list[Var]:
-    """The variables that a program reads from outside, without those in `given`."""
-    bound = {*given, *(v for e in jaxpr.eqns for v in e.outvars)}
-    read = [*(a for e in jaxpr.eqns for a in e.invars), *jaxpr.outvars]
-    return list(dict.fromkeys(a for a in read if is_var(a) and a not in bound))
 
 
 def _uses(eqns: Sequence[Eqn], atom: Atom) -> bool:

@@ -53,16 +53,15 @@ def _select_and_gather_add(site: Site) -> Iterator[Call]:
     eqn = site.eqn
     if len(eqn.invars) != 4:
         return
-    operands = [site.aval(a) for a in eqn.invars[:2]]
+    operands = eqn.invars[:2]
     params = {name: eqn.params[name] for name in _WINDOW}
-    for prim in (lax.ge_p, lax.le_p):
-        yield bind(lax.select_and_gather_add_p, *operands, select_prim=prim, **params)
     # bfloat16 and float16 are computed in wider types, between conversions.
-    sources = [site.producer(a) for a in eqn.invars[:2]]
-    if all(s is not None and s.primitive.name == "convert_element_type" for s in sources):
-        narrow = [site.aval(s.invars[0]) for s in sources if s is not None]
+    sources = [s for a in operands if (s := site.producer(a, "convert_element_type")) is not None]
+    narrow = [s.invars[0] for s in sources]
+    for pair in (operands, narrow) if len(narrow) == 2 else (operands,):
         for prim in (lax.ge_p, lax.le_p):
-            yield bind(lax.select_and_gather_add_p, *narrow, select_prim=prim, **params)
+            avals = map(site.aval, pair)
+            yield bind(lax.select_and_gather_add_p, *avals, select_prim=prim, **params)
 
 
 def _select_and_scatter_add(site: Site) -> Iterator[Call]:

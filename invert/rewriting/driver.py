@@ -32,11 +32,10 @@ from invert._private.jax import (
 )
 from invert.ir import jaxprs, kinds
 from invert.ir.avals import type_of
-from invert.ir.graph import Graph, is_var, rounded
+from invert.ir.graph import Graph, in_order, is_var, reads, rounded
 from invert.ir.hints import without_hint
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.match import Match, Miss, equivalent, same_value
-from invert.ir.order import by_number
 from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, J, Jaxpr, Value, Var
 from invert.rewriting.pattern import (
     Call,
@@ -354,7 +353,7 @@ def _fixed_operands(eqn: Eqn, name: str) -> Sequence[Atom]:
 
 def _anchors(template: Graph, eqn: Eqn) -> Iterator[Eqn]:
     """Equations of the template that may match the site's, results first."""
-    ends = {template.producers.get(v) for v in template.jaxpr.outvars if is_var(v)}
+    ends = {*template.makers(template.jaxpr.outvars)}
     same = template.by_primitive.get(eqn.primitive.name, [])
     first = [e for e in same if e in ends]
     yield from first
@@ -470,14 +469,12 @@ def _replace_all(graph: Graph, replacements: Sequence[Replacement]) -> Jaxpr:
         return atom
 
     eqns = [
-        e.replace(invars=[rename(a) for a in e.invars])
-        if any(is_var(a) and a in renamed for a in e.invars)
-        else e
-        for e in eqns
+        e.replace(invars=[rename(a) for a in e.invars]) if reads(e, renamed) else e for e in eqns
     ]
-    outvars = [rename(v) for v in jaxpr.outvars]
-    eqns = _topological(eqns)
-    return dce(jaxpr.replace(eqns=eqns, outvars=outvars))
+    ordered = in_order(eqns)
+    if len(ordered) < len(eqns):
+        raise _CycleError("replacements depend on each other's results")
+    return dce(jaxpr.replace(eqns=ordered, outvars=[rename(v) for v in jaxpr.outvars]))
 
 
 def _live(closed: AnyJaxpr) -> tuple[Jaxpr, list[Value]]:
@@ -512,12 +509,3 @@ def _splice(r: Replacement, graph: Graph, renamed: dict[Atom, Atom]) -> list[Eqn
         names, own = names_of(r.root), names_of(eqn)
         eqns.append(with_names(eqn, (*(without_hint(names) if own else names), *own)))
     return eqns
-
-
-def _topological(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """Sort equations so that definitions precede uses, stably."""
-    read = [[a for a in e.invars if is_var(a)] for e in eqns]
-    order = by_number(range(len(eqns)), [e.outvars for e in eqns], read)
-    if len(order) < len(eqns):
-        raise _CycleError("replacements depend on each other's results")
-    return [eqns[i] for i in order]

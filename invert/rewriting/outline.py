@@ -49,10 +49,7 @@ def heads(template: Graph) -> tuple[Eqn, ...]:
     eqns: dict[Eqn, None] = {}
     for v in template.jaxpr.outvars:
         last = _sources(template, v)[-1]
-        eqn = template.producer(last)
-        if eqn is None and is_var(v):
-            eqn = template.producers.get(v)
-        if eqn is not None:
+        if (eqn := template.producer(last) or template.producer(v)) is not None:
             eqns[eqn] = None
     return tuple(eqns)
 
@@ -82,12 +79,8 @@ def parameters_differ(template: Graph, found: Outline) -> Miss | None:
 def _sources(graph: Graph, atom: Atom) -> list[Atom]:
     """An atom, then the sources of its broadcasts, reshapes and conversions."""
     atoms = [atom]
-    while is_var(atom):
-        eqn = graph.producers.get(atom)
-        if eqn is None or eqn.primitive.name not in kinds.SHAPING:
-            break
-        atom = eqn.invars[0]
-        atoms.append(atom)
+    while (eqn := graph.producer(atoms[-1], *kinds.SHAPING)) is not None:
+        atoms.append(eqn.invars[0])
     return atoms
 
 
@@ -154,7 +147,7 @@ class _Search:
             return ()
         if last in found.operands:
             return [a for a in found.operands[last] if is_var(a)]
-        eqn = self.template.producers.get(last)
+        eqn = self.template.producer(last)
         target = None if eqn is None else found.eqns.get(eqn)
         return () if eqn is None or target is None else [target.outvars[eqn.outvars.index(last)]]
 
@@ -218,7 +211,7 @@ class _Search:
     def _said(self, graph: Graph, atom: Atom) -> str:
         if not is_var(atom):
             return str(atom.val)
-        eqn = graph.producers.get(atom)
+        eqn = graph.producer(atom)
         return f"an argument of type {atom.aval}" if eqn is None else eqn.primitive.name
 
     def _miss(self, found: Outline, eqn: Eqn, reason: str) -> None:

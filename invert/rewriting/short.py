@@ -17,12 +17,12 @@ from jax.typing import DTypeLike
 from invert._errors import PatternError, only_refusals
 from invert._private.jax import (
     REFUSALS,
-    Literal,
     Primitive,
     consts_of,
     open_jaxpr,
     trace_closed,
 )
+from invert.ir.graph import read_by
 from invert.ir.match import Miss, same_value
 from invert.ir.types import AnyJaxpr, Aval, Eqn, JaxFunction, Value
 from invert.rewriting.outline import outline, parameters_differ, shaped
@@ -346,7 +346,7 @@ def problems(short: Short) -> Iterator[str]:
         if not body.eqns:
             yield "`before` computes nothing: it has no equation to look for"
             continue
-        used = {a for e in body.eqns for a in e.invars if not isinstance(a, Literal)}
+        used = read_by(body.eqns)
         for i, v in enumerate(body.invars):
             if v not in used:
                 yield f"`before` does not use operand {i}, so its value cannot be determined"

@@ -114,11 +114,8 @@ def _is_kept(eqn: Eqn) -> bool:
         return True
     if eqn.effects:
         return False
-    if all(map(_is_float, eqn.invars)) and name in _OF_FLOATS:
-        return True
-    if all(map(_is_integer, eqn.invars)) and name in _OF_INTEGERS:
-        return True
-    if all(map(_is_boolean, eqn.invars)) and name in _OF_BOOLEANS:
+    types = (_is_float, _OF_FLOATS), (_is_integer, _OF_INTEGERS), (_is_boolean, _OF_BOOLEANS)
+    if any(name in names and all(map(is_kind, eqn.invars)) for is_kind, names in types):
         return True
     match name:
         case "reduce":  # one of a single array becomes its own primitive

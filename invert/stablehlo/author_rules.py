@@ -19,6 +19,7 @@ from jax import lax
 from jax.lax import GatherScatterMode as Mode
 
 from invert._config import Config
+from invert._errors import in_short
 from invert._private.artifacts import exported_program, stated_mesh
 from invert._private.jax import (
     eval_closed,
@@ -36,6 +37,7 @@ from invert.ir.gradient_marker import Gradient, mark, without_derivative
 from invert.ir.interpret import bind, inlined
 from invert.ir.jaxprs import (
     canonicalize,
+    enabling_x64,
     equations,
     has_wide_types,
     is_wide,
@@ -117,7 +119,7 @@ def gather_modes(program: AnyJaxpr | None) -> set[Mode]:
 def types_of(exported: jax.export.Exported) -> contextlib.AbstractContextManager[object]:
     """Enable 64-bit types if the arguments or results of an artifact have them."""
     is_wide = any(is_wide_dtype(a.dtype) for a in (*exported.in_avals, *exported.out_avals))
-    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
+    return enabling_x64(is_wide)
 
 
 def flat_function(
@@ -269,7 +271,7 @@ class AuthorRule:
         drops_forward = False
 
         def trace() -> tuple[ClosedJaxpr, Lowered, bool]:
-            with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            with enabling_x64(wide):
                 made = trace_closed(pull, *avals)
                 passed = trace_closed(lambda *given: differentiated(given)[0], *operands)
             dropped = "custom" in eqn.primitive.name and not has_rules(open_jaxpr(passed))
@@ -278,8 +280,7 @@ class AuthorRule:
         try:
             derivative, lowered, drops_forward = trace()
         except Exception as error:  # noqa: BLE001  the author's code may raise anything
-            first = (str(error).splitlines() or [""])[0]
-            problem = f"JAX cannot export it: {type(error).__name__}: {first}"
+            problem = f"JAX cannot export it: {in_short(error)}"
         location = f"the rule of {_name(eqn)}"
         has = [i in smooth for i in range(len(operands))]
         return cls(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,7 +29,11 @@ from invert._private.mlir import (
 )
 from invert.protos import varints
 from invert.protos.file_parts import FilePart
-from invert.stablehlo.parse_in_child import KnownBytes, remedy_of, rewrite_in_child
+from invert.stablehlo.parse_in_child import (
+    KnownBytes,
+    rewrite_in_child,
+    unreadable_module,
+)
 from invert.stablehlo.parse_worker import read
 
 _MAGIC = b"ML\xefR"
@@ -41,8 +46,12 @@ _QUANTIZED = Problem(
 _VERSION = re.compile(rb"StableHLO_v(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 
 
+# A module as bytes, as text or in a file, or a function that returns it.
+Blob: TypeAlias = bytes | str | FilePart | Callable[[], bytes | str | FilePart]
+
+
 def parse_module(
-    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
+    blob: Blob,
     *,
     trusted: bool = False,
     large: list[np.ndarray] | None = None,
@@ -86,9 +95,7 @@ def parse_module(
     if isinstance(module, str):  # it may hold a dialect that JAX's exports do not
         module = read(ir, stablehlo_dialect, make_ir_context, form, data)
     if isinstance(module, str):
-        raise MalformedModelError(
-            f"The StableHLO module cannot be read: {module}", remedy=remedy_of(kind)
-        )
+        raise unreadable_module(module, kind)
     if not _public_functions(module):
         raise MalformedModelError(
             "The StableHLO module has no public function", remedy="Make its entry function public."
@@ -96,9 +103,7 @@ def parse_module(
     return module
 
 
-def _bytes_of(
-    blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
-) -> bytes | FilePart:
+def _bytes_of(blob: Blob) -> bytes | FilePart:
     """The bytes of a module; bytecode stays in its file."""
     if callable(blob):
         blob = blob()

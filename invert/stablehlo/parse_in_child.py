@@ -92,15 +92,14 @@ def rewrite_in_child(
         if answer.startswith(_MAGIC):
             return answer
         reason = answer.decode()
-    raise MalformedModelError(
-        f"The StableHLO module cannot be read: {reason}", remedy=remedy_of(kind)
-    )
+    raise unreadable_module(reason, kind)
 
 
-def remedy_of(kind: str) -> str | None:
-    """The remedy for a module that cannot be read, unless bytes are damaged."""
+def unreadable_module(reason: str, kind: str) -> MalformedModelError:
+    """The error for a module that cannot be read. Text need not be damaged: it may be wrong."""
     is_text = kind in ("text", "hlotext")
-    return "Correct the text, or export or copy the model again." if is_text else None
+    remedy = "Correct the text, or export or copy the model again." if is_text else None
+    return MalformedModelError(f"The StableHLO module cannot be read: {reason}", remedy=remedy)
 
 
 def _large_values(stream: IO[bytes], known: KnownBytes) -> list[np.ndarray] | None:

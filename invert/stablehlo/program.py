@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ from invert.ir.arrays import KnownBytes
 from invert.ir.avals import fits_shape, type_text
 from invert.ir.types import Aval
 from invert.primitives.stablehlo import calls
-from invert.protos.file_parts import FilePart
 from invert.stablehlo.ops import interpreter
 from invert.stablehlo.ops.attributes import (
     discardable,
@@ -35,7 +34,7 @@ from invert.stablehlo.ops.interpreter import Context, MarkedCall
 from invert.stablehlo.ops.registry import CUSTOM_CALL, has_rule
 from invert.stablehlo.ops.shardings import Sharding, closed, of_rank
 from invert.stablehlo.ops.values import KnownSize, Value
-from invert.stablehlo.parse import entry_function, parse_module
+from invert.stablehlo.parse import Blob, entry_function, parse_module
 
 _PLATFORM_INDEX = "_platform_index"
 
@@ -68,7 +67,7 @@ class Program:
     @classmethod
     def from_bytes(
         cls,
-        blob: bytes | str | FilePart | Callable[[], bytes | str | FilePart],
+        blob: Blob,
         *,
         config: Config,
         platforms: tuple[str, ...] = (),

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.export
@@ -121,6 +122,21 @@ def with_params(
         arg_names=tuple(arg_names or entry.arg_names[1:]),
         fn=lambda values, *flat: inner((), *values, *flat),
     )
+
+
+def assert_computes(
+    model: Any, original: Any, *batches: np.ndarray, rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
+    """A model has the values of a function, bit for bit, and its gradients up to rounding.
+
+    Cotangents of a value with several uses are added in the order of these. Weights of
+    `original` are bound by `jax.tree_util.Partial(f, *arrays)`, so that they are no constants.
+    """
+    slope = eqx.filter_jit(jax.grad(lambda x, f: jnp.sum(jnp.sin(f(x)))))
+    for x in batches:
+        np.testing.assert_array_equal(model(x), original(x))
+        if np.issubdtype(x.dtype, np.floating):
+            np.testing.assert_allclose(slope(x, model), slope(x, original), rtol, atol)
 
 
 def recovered(entry: EntryPoint, *examples: Any) -> invert.Module:

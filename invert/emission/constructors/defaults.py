@@ -15,9 +15,10 @@ def drop_unused_defaults(definitions: Sequence[ast.stmt]) -> None:
         if isinstance(call.func, ast.Name):
             given.setdefault(call.func.id, []).append({k.arg for k in call.keywords})
     for definition in definitions:
-        calls = given.get(definition.name, []) if isinstance(definition, ast.ClassDef) else []
-        body = definition.body if isinstance(definition, ast.ClassDef) and calls else []
-        for init in (s for s in body if isinstance(s, ast.FunctionDef) and s.name == "__init__"):
+        if not isinstance(definition, ast.ClassDef):
+            continue
+        calls, init = given.get(definition.name), syntax.constructor_of(definition)
+        if calls and init is not None:
             init.args.kw_defaults = [
                 None if all(a.arg in names for names in calls) else default
                 for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)

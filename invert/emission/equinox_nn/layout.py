@@ -74,7 +74,7 @@ class _Side:
 
     def bare(self, atom: Atom, at: tuple[Index, ...]) -> tuple[Atom, tuple[Index, ...]]:
         """The atom before transposes, reshapes and broadcasts, and the indices into it."""
-        while is_var(atom) and (eqn := self.graph.producers.get(atom)) is not None:
+        while (eqn := self.graph.producer(atom)) is not None:
             if eqn.primitive.name == "concatenate":
                 part = indices.part(eqn, at)
                 if part is None:
@@ -175,8 +175,8 @@ class Comparison:
     def _step(self, x: Atom, at: tuple[Index, ...], y: Atom, to: tuple[Index, ...]) -> None:
         if x.aval.dtype != y.aval.dtype:
             raise Difference(f"{x.aval.dtype} against {y.aval.dtype}")
-        first = self.a.graph.producers.get(x) if is_var(x) else None
-        second = self.b.graph.producers.get(y) if is_var(y) else None
+        first = self.a.graph.producer(x)
+        second = self.b.graph.producer(y)
         if first is None or second is None:
             if first is not None or second is not None:
                 raise Difference(

@@ -21,7 +21,7 @@ from invert.emission.layers.cut import Layer, LayerCall
 from invert.emission.layers.native import Native
 from invert.emission.sizes.program import Program
 from invert.ir import traced_form
-from invert.ir.graph import is_var
+from invert.ir.graph import from_outside, is_var, read_by
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Var
 
 
@@ -248,10 +248,8 @@ def _parts(layer: Layer, own: set[Var]) -> Iterator[_Part]:
 def _part(
     layer: Layer, own: set[Var], head: list[Eqn], steps: list[Eqn], tail: list[Eqn]
 ) -> _Part | None:
-    made = {v for s in steps for v in s.outvars}
-    used = list(dict.fromkeys(a for s in steps for a in s.invars if is_var(a)))
-    inputs = [a for a in used if a not in made and a not in own]
-    outside = {a for s in tail for a in s.invars if is_var(a)} | set(layer.outputs)
+    inputs = [v for v in from_outside(steps) if v not in own]
+    outside = {*read_by(tail), *layer.outputs}
     outputs = [v for s in steps for v in s.outvars if v in outside]
     first = {v for s in head for v in s.outvars}
     # Among the inputs, the layer is applied to one value; the others are constants.
@@ -268,7 +266,7 @@ def _settle(layer: Layer, *, top: bool = False) -> None:
         if isinstance(step, LayerCall) and not step.layer.native:
             _settle(step.layer)
             step.invars = list(step.layer.inputs)
-    needed = {v for v in layer.outputs if is_var(v)}
+    needed = set(layer.results)
     kept: list[Eqn] = []
     for step in reversed(layer.steps):
         if any(v in needed for v in step.outvars) or getattr(step, "effects", None):

@@ -121,7 +121,7 @@ def _choices(graph: Graph) -> dict[int, Choice]:
     for eqn in graph.by_primitive.get("cond", ()):
         parts = CondParts.of(eqn)
         index = parts.index
-        made = graph.producers.get(index) if is_var(index) else None
+        made = graph.producer(index)
         if made is None:
             continue
         count = len(parts.branches)
@@ -379,7 +379,7 @@ class Body:
         """Return whether an equation is a layer's activation, named after the layer."""
         if list(placed.hints) != [HIDDEN] or len(atoms) != 1 or eqn.outvars[0] in self.wanted:
             return False
-        maker = self.graph.producers.get(atoms[0])
+        maker = self.graph.producer(atoms[0])
         return type(maker) is LayerCall and len(maker.outvars) == 1 and atoms[0] not in self.wanted
 
     def _is_known_by_scope(self, eqn: Eqn, placed: Placed, hints: Sequence[str]) -> bool:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from invert.emission.expressions import (
     attention,
@@ -321,7 +320,7 @@ def _moving(
 ) -> Iterator[Proposal]:
     """Calls of a function of `lax` on arrays and a place, with and without negative indices."""
     for place, keywords in _place(graph, start):
-        variables = list(dict.fromkeys(a for a in (*arrays, place) if isinstance(a, Var)))
+        variables = _variables((*arrays, place))
         operands = [_spelled(a, variables) for a in (*arrays, place)]
         moved = call(f"lax.{name}", *operands, *rest, **options, **keywords)
         yield Proposal(moved, variables, PLAIN, len(arrays) > 1)
@@ -463,7 +462,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     index = _index_with_axes(graph, mask)
     if index is not None and is_var(choices[0][0]):  # not broadcast from a smaller array
         for atoms in itertools.product(choices[0][:1], *choices[1:]):
-            variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+            variables = _variables(atoms)
             args = [_spelled(a, variables) for a in atoms[1:]]
             chosen = call("jnp.where", syntax.item(placeholder(0), index), *args)
             yield Proposal(chosen, variables, PLAIN, "blank")
@@ -471,7 +470,7 @@ def _where(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         atoms = (*others, last)
         if isinstance(atoms[0], Literal) or all(isinstance(a, Literal) for a in atoms[1:]):
             continue
-        variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+        variables = _variables(atoms)
         args = [_spelled(a, variables) for a in atoms]
         yield Proposal(call("jnp.where", *args), variables, PLAIN, "blank")
 
@@ -521,10 +520,15 @@ def _clip(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     for value, high in zip(eqn.invars[::-1], eqn.invars, strict=True):
         if (made := graph.producer(value, "max")) is not None:
             for atoms in zip(made.invars[::-1], made.invars, (high, high), strict=True):
-                variables = list(dict.fromkeys(a for a in atoms if isinstance(a, Var)))
+                variables = _variables(atoms)
                 if is_var(atoms[0]):
                     clip = call("jnp.clip", *(_spelled(a, variables) for a in atoms))
                     yield Proposal(clip, variables, library.noun("clip"), True, [made, eqn])
+
+
+def _variables(atoms: Iterable[Atom]) -> list[Var]:
+    """The variables among some atoms, each once."""
+    return list(dict.fromkeys(filter(is_var, atoms)))
 
 
 def _repeated(graph: Graph, atom: Atom) -> Atom | None:
@@ -541,11 +545,6 @@ def _spelled(atom: Atom, variables: Sequence[Var]) -> ast.expr:
 
 
 _FLAGS = ("indices_are_sorted", "unique_indices")
-_MODES = {
-    lax.GatherScatterMode.CLIP: "clip",
-    lax.GatherScatterMode.FILL_OR_DROP: "fill",
-    lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise_in_bounds",
-}
 
 
 def _transposed_convolution(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
@@ -632,7 +631,7 @@ def _lookup(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     if isinstance(table, Literal) or batch is None or numbers.collapsed_slice_dims != starts:
         return
     axes = tuple(axis - batch for axis in starts)
-    mode = _MODES.get(eqn.params["mode"])
+    mode = indexing.MODES.get(eqn.params["mode"])
     first = axes == (0,) or len(axes) > 1
     value = eqn.params["fill_value"]
     fills = [{}] if value is None else [{}, {"fill_value": literals.value(value)}]
@@ -698,7 +697,7 @@ def _moving_each(
     if len(axes) != 1 or len(column.aval.shape) != batch + 1 or not batch:
         return
     for (place,) in _indices(graph, column):
-        variables = list(dict.fromkeys(a for a in (*arrays, place) if isinstance(a, Var)))
+        variables = _variables((*arrays, place))
         operands = [_spelled(a, variables) for a in (*arrays, place)]
         given = [*sizes, *([number(int(axes[0]))] if axes[0] or not sizes else [])]
         for keywords in ({}, {"allow_negative_indices": number(False)}):
@@ -729,7 +728,7 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     axes = tuple(axis - batch for axis in starts)
     flags = [n for n in _FLAGS if eqn.params[n]]
     options = [{}, dict.fromkeys(flags, number(True))] if flags else [{}]
-    if (mode := _MODES.get(eqn.params["mode"])) in ("clip", "promise_in_bounds"):
+    if (mode := indexing.MODES.get(eqn.params["mode"])) in ("clip", "promise_in_bounds"):
         options = [{**given, "mode": number(mode)} for given in options]
     if mode == "clip" and batch and is_var(x) and eqn.primitive.name == "scatter":
         name = "dynamic_update_slice_in_dim"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -328,6 +328,14 @@ def dynamic_update_slice(eqn: Eqn, args: Sequence[ast.expr], program: Program) -
 _IN_BOUNDS = {"allow_negative_indices": number(False)}
 
 
+# The names of the modes of lookups.
+MODES: Mapping[object, str] = {
+    lax.GatherScatterMode.CLIP: "clip",
+    lax.GatherScatterMode.FILL_OR_DROP: "fill",
+    lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise_in_bounds",
+}
+
+
 def gather(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
     params = eqn.params
     keywords = {}
@@ -336,12 +344,7 @@ def gather(eqn: Eqn, args: Sequence[ast.expr], program: Program) -> Expressions:
             keywords[name] = number(params[name])
     mode = params["mode"]
     if mode is not None:
-        names = {
-            lax.GatherScatterMode.CLIP: "clip",
-            lax.GatherScatterMode.FILL_OR_DROP: "fill",
-            lax.GatherScatterMode.PROMISE_IN_BOUNDS: "promise_in_bounds",
-        }
-        keywords["mode"] = number(names[mode]) if mode in names else literals.value(mode)
+        keywords["mode"] = number(MODES[mode]) if mode in MODES else literals.value(mode)
     if params["fill_value"] is not None:
         keywords["fill_value"] = literals.value(params["fill_value"])
     numbers = params["dimension_numbers"]

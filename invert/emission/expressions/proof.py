@@ -30,7 +30,7 @@ from invert.emission.sizes.expressions import dimension_token
 from invert.ir import traced_form
 from invert.ir.avals import is_differentiable, is_weak
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import equations, is_wide, map_jaxprs
+from invert.ir.jaxprs import equations, is_wide, map_jaxprs, with_values
 from invert.ir.merging import program_key
 from invert.ir.sizes import DimSize
 from invert.ir.types import (
@@ -207,12 +207,10 @@ def _derivative(program: AnyJaxpr) -> AnyJaxpr:
     types = [v.aval for v in jaxpr.invars]
 
     def run(*values: Value) -> Sequence[Value]:
-        operands, cotangents = list(values[: len(types)]), values[len(types) :]
+        operands, cotangents = values[: len(types)], values[len(types) :]
 
         def of(*changed: Value) -> list[Value]:
-            for i, value in zip(moving, changed, strict=True):
-                operands[i] = value
-            results = eval_closed(program, operands)
+            results = eval_closed(program, with_values(operands, moving, changed))
             return [results[i] for i in ends]
 
         _, pull = jax.vjp(of, *(operands[i] for i in moving))

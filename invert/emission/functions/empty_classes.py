@@ -126,10 +126,8 @@ def _uses(definition: ast.ClassDef, definitions: Sequence[ast.stmt]) -> _Uses | 
 
 def _statements(definition: ast.ClassDef) -> list[ast.stmt]:
     """The statements of a class's constructor."""
-    for method in definition.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            return [s for s in method.body if not _is_text(s)]
-    return []
+    init = syntax.constructor_of(definition)
+    return [] if init is None else [s for s in init.body if not _is_text(s)]
 
 
 def _makes(statement: ast.stmt, name: str) -> str:
@@ -145,6 +143,5 @@ def _makes(statement: ast.stmt, name: str) -> str:
 def _remove(definition: ast.ClassDef, uses: _Uses) -> None:
     """Remove the fields of a class that is a function now."""
     definition.body = [s for s in definition.body if s not in uses.declared]
-    for method in definition.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            method.body = [s for s in method.body if s not in uses.made]
+    if (init := syntax.constructor_of(definition)) is not None:
+        init.body = [s for s in init.body if s not in uses.made]

@@ -35,7 +35,7 @@ from invert.emission.layers.tree import called, parameters_of
 from invert.emission.layers.wrap import wrap, wrapped
 from invert.emission.python.naming import snake
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import is_var, read_by
 from invert.ir.jaxprs import holds_jaxprs
 from invert.ir.types import Atom, Eqn, Var
 
@@ -78,7 +78,7 @@ def _part_forms(layer: Layer, parameters: Mapping[Var, Path]) -> None:
             makers[step.outvars[0]] = step
             continue
         own: dict[Var, Atom] = {}
-        for atom in dict.fromkeys(a for a in step.invars if is_var(a) and a in makers):
+        for atom in [a for a in read_by([step]) if a in makers]:
             if users[atom] > 1 and not isinstance(step, LayerCall | Assign):
                 own[atom] = copy = Var(atom.aval)
                 steps.append(makers[atom].replace(outvars=[copy]))
@@ -463,7 +463,7 @@ def _shortcut(layer: Layer, block: Sequence[int]) -> list[int]:
     makers: dict[Atom, int] = {v: i for i in block for v in steps[i].outvars}
     users: collections.Counter[Atom] = collections.Counter()
     users.update(a for s in steps for a in s.invars if is_var(a))
-    users.update(a for a in layer.outputs if is_var(a))
+    users.update(layer.results)
     sums = [i for i in block if steps[i].primitive.name == "add"]
     if not sums:
         return []
@@ -516,8 +516,7 @@ def _shared(layer: Layer, run: _Run) -> list[Var]:
         {a for i in block for a in steps[i].invars if is_var(a) and a in layer.parameters}
         for block in run
     ]
-    others = {a for i, s in enumerate(steps) if i not in inside for a in s.invars if is_var(a)}
-    others |= {a for a in layer.outputs if is_var(a)}
+    others = {*read_by(s for i, s in enumerate(steps) if i not in inside), *layer.results}
     if any(u != used[0] for u in used) or used[0] & others:
         return []
     return [v for v in layer.parameters if v in used[0]]

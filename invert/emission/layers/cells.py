@@ -27,7 +27,7 @@ from invert.emission.layers.cut import (
 )
 from invert.emission.python.naming import Names, stem
 from invert.ir import kinds
-from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.graph import Graph, computed_from, is_var, read_by, reads
 from invert.ir.loops import ScanParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -90,8 +90,7 @@ def _name_states(calls: Sequence[LayerCall], jaxpr: Jaxpr) -> None:
 
 def _owned(layer: Layer, scan: Eqn, held: Collection[Var]) -> list[Var]:
     """A layer's parameters used only by a loop, whole in every step."""
-    others = {a for s in layer.steps if s is not scan for a in s.invars if is_var(a)}
-    others |= {a for a in layer.outputs if is_var(a)}
+    others = {*read_by(s for s in layer.steps if s is not scan), *layer.results}
     others |= {s.variable for s in layer.steps if isinstance(s, Assign)}
     parts = ScanParts.of(scan)
     others |= {a for a in (*parts.init, *parts.xs) if is_var(a)}
@@ -149,17 +148,15 @@ def core(graph: Graph, inside: Collection[Var]) -> list[Eqn]:
     reached = set(computed_from(inside, graph.eqns))
     known: set[Atom] = {*inside, *(v for e in reached for v in e.outvars)}
     for eqn in reversed(graph.eqns):
-        users = {u for v in eqn.outvars for u in graph.users.get(v, ())}
+        users = {*graph.after(eqn)}
         last = eqn in reached and not users & reached
         if last and eqn.primitive.name == "select_n" and eqn.invars[0] not in known:
             reached.discard(eqn)
     # A value that leaves and comes back stays inside, as do values used by the cell alone.
     for eqn in reversed(graph.eqns):
-        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        users = graph.after(eqn)
         results = any(v in graph.results for v in eqn.outvars)
-        back = any(is_var(a) and a in known for a in eqn.invars) and any(
-            u in reached for u in users
-        )
+        back = reads(eqn, known) and any(u in reached for u in users)
         if back or (users and not results and all(u in reached for u in users)):
             reached.add(eqn)
     return [e for e in graph.eqns if e in reached]
@@ -217,8 +214,8 @@ def ends(
     chosen = set(region)
     # In order, since the text follows it.
     made = dict.fromkeys(v for e in region for v in e.outvars)
-    used = {a for e in region for a in e.invars if isinstance(a, Var)} - made.keys() - set(inside)
-    outside = {a for e in graph.eqns if e not in chosen for a in e.invars if is_var(a)}
+    used = read_by(region).keys() - made.keys() - set(inside)
+    outside = read_by(e for e in graph.eqns if e not in chosen)
     others = [v for e in graph.eqns for v in e.outvars]
     inputs = [v for v in (*first, *others, *last) if v in used]
     return inputs, [v for v in made if v in outside or v in graph.results]

@@ -28,7 +28,7 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.links import ordered, users_of
 from invert.emission.python.naming import Names
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import from_outside, is_var, read_by
 from invert.ir.jaxprs import is_jaxpr, sub_jaxprs
 from invert.ir.order import reached
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -218,14 +218,14 @@ class _Copies:
         rest = [(i, e) for i, e in enumerate(self.eqns) if i not in gone]
         jaxpr = self.jaxpr.replace(eqns=ordered([*rest, *nodes]))
         inside = {a for p in parts for a in p.parameters}
-        used = {a for e in jaxpr.eqns for a in e.invars if is_var(a)} | self.results | inside
+        used = read_by(jaxpr.eqns).keys() | self.results | inside
         # Drop equations that only the copies used, such as a broadcast of their bias.
         while True:
             eqns = [e for e in jaxpr.eqns if e.effects or any(v in used for v in e.outvars)]
             if len(eqns) == len(jaxpr.eqns):
                 return jaxpr, parts
             jaxpr = jaxpr.replace(eqns=eqns)
-            used = {a for e in eqns for a in e.invars if is_var(a)} | self.results
+            used = read_by(eqns).keys() | self.results
 
     def _count(self) -> None:
         """Numbers equations by what they compute."""
@@ -366,11 +366,8 @@ class _Copies:
         if maps is None:
             return None
         eqns = [self.eqns[copies[0][n]] for n in order]
-        made = {v for e in eqns for v in e.outvars}
         inside = self._constants(eqns, owned)
-        fixed = {v for e in inside for v in e.outvars}
-        needed = dict.fromkeys(a for e in (*inside, *eqns) for a in e.invars if isinstance(a, Var))
-        inputs = [v for v in needed if v not in made and v not in owned and v not in fixed]
+        inputs = [v for v in from_outside([*inside, *eqns]) if v not in owned]
         outputs = [
             v
             for e in eqns

@@ -540,7 +540,7 @@ def _connect(root: Layer, eqns: Sequence[Eqn], parameters: set[Var]) -> None:
     count: collections.Counter[Atom] = collections.Counter()
     for eqn in eqns:
         count.update(a for a in eqn.invars if is_var(a))
-    results = {v for v in root.outputs if is_var(v)}
+    results = set(root.results)
 
     def visit(layer: Layer) -> collections.Counter[Atom]:
         """Count the uses inside a layer."""

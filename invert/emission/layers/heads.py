@@ -78,9 +78,7 @@ def write_repeats(cls: Class) -> None:
             ratios = {counts[more][i] / counts[fewer][i] for i in own}
             if len({*counts[more]}) == 1 or [*map(str, map(int, ratios))] != [repeats]:
                 continue
-            many, few = (
-                syntax.item(syntax.field(s, "shape"), syntax.number(1)) for s in (more, fewer)
-            )
+            many, few = (syntax.size(s, 1) for s in (more, fewer))
             groups = syntax.assign(syntax.name(_GROUPS), syntax.infix(many, "//", few))
             if ast.unparse(body[0]) != ast.unparse(groups):
                 body.insert(0, groups)

@@ -6,8 +6,8 @@ import collections
 import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from invert.ir.graph import is_var
-from invert.ir.order import by_number, postorder, reached
+from invert.ir.graph import in_order, is_var, read_by
+from invert.ir.order import postorder, reached
 from invert.ir.types import Atom, Eqn
 
 
@@ -15,7 +15,7 @@ def users_of(steps: Sequence[Eqn]) -> dict[Atom, list[int]]:
     """The steps that use each value, by their numbers."""
     users: dict[Atom, list[int]] = collections.defaultdict(list)
     for i, step in enumerate(steps):
-        for atom in dict.fromkeys(a for a in step.invars if is_var(a)):
+        for atom in read_by([step]):
             users[atom].append(i)
     return users
 
@@ -45,8 +45,7 @@ class Links:
         makers: dict[Atom, int] = {v: i for i, s in enumerate(steps) for v in s.outvars}
         makers |= {v: -1 - k for k, v in enumerate(inputs)}
         self.before = [
-            list(dict.fromkeys(makers[a] for a in s.invars if is_var(a) and a in makers))
-            for s in steps
+            list(dict.fromkeys(makers[a] for a in read_by([s]) if a in makers)) for s in steps
         ]
         self.users: dict[int, list[int]] = collections.defaultdict(list)
         for i, needed in enumerate(self.before):
@@ -99,9 +98,7 @@ def _closure(
 
 def ordered(nodes: Sequence[tuple[int, Eqn]]) -> list[Eqn]:
     """Steps in topological order, and otherwise by their numbers."""
-    steps = [s for _, s in nodes]
-    read = [[a for a in s.invars if is_var(a)] for s in steps]
-    return [steps[k] for k in by_number([n for n, _ in nodes], [s.outvars for s in steps], read)]
+    return in_order([s for _, s in nodes], [n for n, _ in nodes])
 
 
 def passed_on(

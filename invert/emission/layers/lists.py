@@ -18,7 +18,7 @@ from invert.emission.layers.links import passed_on
 from invert.emission.layers.stack import Stacker, equations, kind_of
 from invert.emission.python.naming import NUMBERED_LIST, plural
 from invert.ir import kinds
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_var, read_by
 from invert.ir.sizes import Shape
 from invert.ir.types import Atom, Eqn, Var
 
@@ -377,9 +377,9 @@ def _series(calls: Sequence[LayerCall], layer: Layer) -> _Series | None:
     members = set(calls)
     users: dict[Atom, list[Eqn]] = collections.defaultdict(list)
     for step in layer.steps:
-        for atom in dict.fromkeys(filter(is_var, step.invars)):
+        for atom in read_by([step]):
             users[atom].append(step)
-    results = {a for a in layer.outputs if is_var(a)}
+    results = set(layer.results)
     totals: list[Total] = []
     covered: set[Eqn] = {*calls}
     passing = {j for _, j in carried}
@@ -517,7 +517,7 @@ def _total(
 
 def starts_loop(eqn: LayerCall, graph: Graph) -> bool:
     """Return whether the result of a layer is only what a loop over layers starts with."""
-    users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+    users = graph.after(eqn)
     return len(users) == 1 and isinstance(users[0], Loop)
 
 

@@ -17,7 +17,7 @@ from invert.emission.layers.cut import BODY, Layer, Path, layers_in
 from invert.emission.layers.scans import copied
 from invert.emission.python import nouns
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import is_var, read_by
 from invert.ir.jaxprs import names_in
 from invert.ir.loops import ScanParts, WhileParts
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
@@ -76,7 +76,7 @@ def find(jaxpr: Jaxpr, parameters: Collection[Var]) -> list[LoopBody]:
     if not loops:
         return []
     inside = {id(e) for e in loops}
-    others = {a for e in jaxpr.eqns if id(e) not in inside for a in e.invars if is_var(a)}
+    others = {*read_by(e for e in jaxpr.eqns if id(e) not in inside)}
     uses: collections.Counter[Atom] = collections.Counter()
     for loop in loops:
         uses.update({a for a in _consts(loop) if is_var(a) and a in parameters})

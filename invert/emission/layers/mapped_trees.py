@@ -7,7 +7,7 @@ while all leaves are computed in the same way, to the trees among the arguments 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from invert._private.jax import Primitive
 from invert.emission.layers.cut import LayerCall
 from invert.emission.python.pytrees import Column, column_of, parts_of
 from invert.ir import kinds
-from invert.ir.graph import Graph, is_var
-from invert.ir.order import by_number, postorder, reached
+from invert.ir.graph import Graph, in_order, is_var
+from invert.ir.order import postorder, reached
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, Params, Tree, Var
 from invert.ir.value_and_grad import value_and_grad_p
 
@@ -301,10 +301,8 @@ class _Search:
         eqns = [e for e in after.eqns if e in live]
         # A tree is made after its last leaf.
         place = [max(self._places(e)) for e in eqns]
-        order = by_number(place, [e.outvars for e in eqns], [_read(e) for e in eqns])
-        if len(order) < len(eqns):
-            return jaxpr
-        return jaxpr.replace(eqns=[eqns[k] for k in order])
+        ordered = in_order(eqns, place)
+        return jaxpr.replace(eqns=ordered) if len(ordered) == len(eqns) else jaxpr
 
     def _places(self, eqn: Eqn) -> Iterator[int]:
         if not isinstance(eqn, TreeMap):
@@ -326,10 +324,6 @@ def _ends(root: _Values, group: Mapping[_Values, _Values]) -> Iterator[_Values]:
         elif values not in seen:
             seen.add(values)
             pending += reversed(values.operands)
-
-
-def _read(eqn: Eqn) -> list[Hashable]:
-    return [a for a in eqn.invars if is_var(a)]
 
 
 def _tree_of(column: Column) -> TreeMap:

@@ -40,7 +40,7 @@ def shared_values(graph: Graph, parameters: Set[Var]) -> set[Var]:
         elif inside:
             others.append(eqn)
     for eqn in reversed(others):
-        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        users = graph.after(eqn)
         if users and all(not found.isdisjoint(u.outvars) for u in users):
             found.update(eqn.outvars)
     return found
@@ -70,7 +70,7 @@ def with_common_scopes(jaxpr: Jaxpr, values: Set[Var]) -> Jaxpr:
     moved: set[Eqn] = set()
     for eqn in reversed(graph.eqns):
         scopes[eqn] = tuple(names_of(eqn))
-        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        users = graph.after(eqn)
         paths = [scopes[u] for u in users]
         if values.isdisjoint(eqn.outvars):
             continue

@@ -486,7 +486,7 @@ class _Marking:
         made = body[start] if start >= 0 else None
         if not isinstance(made, ast.Assign) or made.value is not node or end < 0 or value.uses > 1:
             return False
-        read = {n.id for n in syntax.walk(node) if isinstance(n, ast.Name)}
+        read = syntax.used(node)
         if any(read & syntax.stored(s) for s in body[start + 1 : end]):
             return False
         del body[start]

@@ -12,6 +12,7 @@ from invert._private.jax import Var, dce, names_of, rename_operands, with_names
 from invert.emission.layers.cut import Path
 from invert.ir.graph import Graph, is_number, is_var
 from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
+from invert.ir.lookups import steps_of_wrapping
 from invert.ir.types import Atom, Eqn, Jaxpr
 
 # The number of operands before the place, by the primitive.
@@ -91,20 +92,12 @@ def _steps(graph: Graph, eqn: Eqn, indices: Collection[Atom]) -> list[Eqn]:
         if made.primitive.name != "select_n":
             found.add(made)
             pending += made.invars
-        elif (wrapped := _wrapped(graph, made)) is not None:
-            found.update(wrapped)
+        elif (steps := steps_of_wrapping(made, graph.producers)) and is_number(
+            steps[0].invars[1], 0
+        ):
+            found.update((*steps, made))
     return sorted(found, key=graph.index.__getitem__)
 
 
 def _is_place(atom: Atom) -> bool:
     return is_var(atom) and atom.aval.dtype.kind in "iu"
-
-
-def _wrapped(graph: Graph, chosen: Eqn) -> list[Eqn] | None:
-    """The equations of an index that counts from the end if negative."""
-    test = graph.producer(chosen.invars[0], "lt")
-    i = chosen.invars[1]
-    moved = graph.producer(chosen.invars[-1], "add")
-    if test is None or moved is None or test.invars[0] is not i or moved.invars[0] is not i:
-        return None
-    return [test, moved, chosen] if is_number(test.invars[1], 0) else None

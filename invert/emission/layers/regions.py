@@ -26,7 +26,7 @@ from invert.emission.layers.cut import (
 from invert.emission.layers.links import users_of
 from invert.emission.python.naming import stem
 from invert.ir import kinds
-from invert.ir.graph import is_var
+from invert.ir.graph import is_var, reads
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
 
@@ -40,7 +40,7 @@ def scoped(
     - `parameters`: the variables of parameters with their names.
     - `units`: returns groups of equations that are written as one, such as those of a softmax.
     """
-    using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
+    using = [e for e in jaxpr.eqns if reads(e, parameters)]
     if all(len(p) < 2 for p in parameters.values()):
         return jaxpr
     if any(map(names_of, using)):

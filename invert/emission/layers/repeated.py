@@ -22,7 +22,7 @@ from invert.emission.layers.links import ordered, users_of
 from invert.emission.layers.tree import called
 from invert.emission.layers.wrap import wrapped
 from invert.emission.python.naming import camel
-from invert.ir.graph import is_var
+from invert.ir.graph import read_by
 from invert.ir.types import Eqn, Var
 
 # The least number of calls that a new class saves, and the most steps of a sequence.
@@ -94,12 +94,12 @@ def _name(steps: Sequence[LayerCall], parameters: Mapping[Var, Path]) -> None:
 def _chains(layer: Layer, parameters: Mapping[Var, Path]) -> list[_Chain]:
     """Steps of which each takes only the value of the one before it, which nothing else takes."""
     users = users_of(layer.steps)
-    held, results = set(layer.parameters), {v for v in layer.outputs if is_var(v)}
+    held, results = set(layer.parameters), set(layer.results)
     again = collections.Counter(s.layer for s in layer.steps if isinstance(s, LayerCall))
     at: dict[Var, _Chain] = {}
     chains: list[_Chain] = []
     for i, step in enumerate(layer.steps):
-        values = list(dict.fromkeys(a for a in step.invars if is_var(a)))
+        values = list(read_by([step]))
         before = at.get(values[0]) if len(values) == 1 else None
         free = len(step.outvars) == 1 and not held.intersection(values)
         key = _key(step, parameters) if free else None

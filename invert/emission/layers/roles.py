@@ -83,7 +83,7 @@ def _normalization(eqn: Eqn, graph: Graph) -> Iterator[tuple[Atom, str]]:
     for product in scaled:
         for atom in product.invars:
             centered = graph.producer(atom, "sub")
-            if centered is not None and _is_mean(graph, centered.invars[1]):
+            if centered is not None and _sum_of_mean(graph, centered.invars[1]):
                 yield centered.invars[1], "mean"
         for last in _users(graph, product.outvars[0], "add", "sub"):
             others = [a for a in last.invars if _source(graph, a) is not product.outvars[0]]
@@ -156,8 +156,7 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     called = graph.producer(_source(graph, atom), "jit")
     if called is not None and called.params["name"] == "_var":
         return "var"
-    division = graph.producer(_source(graph, atom), "div")
-    total = division and graph.producer(_source(graph, division.invars[0]), "reduce_sum")
+    total = _sum_of_mean(graph, atom)
     square = total and graph.producer(
         _source(graph, total.invars[0]), "square", "integer_pow", "mul"
     )
@@ -166,11 +165,10 @@ def _mean_of_squares(graph: Graph, atom: Atom) -> str:
     return "var" if graph.producer(square.invars[0], "sub") is not None else "mean_square"
 
 
-def _is_mean(graph: Graph, atom: Atom) -> bool:
+def _sum_of_mean(graph: Graph, atom: Atom) -> Eqn | None:
+    """The sum that a mean divides, if a value is a mean."""
     division = graph.producer(_source(graph, atom), "div")
-    return division is not None and (
-        graph.producer(_source(graph, division.invars[0]), "reduce_sum") is not None
-    )
+    return division and graph.producer(_source(graph, division.invars[0]), "reduce_sum")
 
 
 def _difference(graph: Graph, atom: Atom) -> Eqn | None:
@@ -188,9 +186,7 @@ def _difference(graph: Graph, atom: Atom) -> Eqn | None:
 
 def _squares(graph: Graph, variance: Atom) -> Iterator[tuple[Atom, str]]:
     """The squares whose mean is a variance."""
-    division = graph.producer(_source(graph, variance), "div")
-    total = division and graph.producer(_source(graph, division.invars[0]), "reduce_sum")
-    if total:
+    if total := _sum_of_mean(graph, variance):
         yield _source(graph, total.invars[0]), "squared"
 
 

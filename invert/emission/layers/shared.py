@@ -302,7 +302,7 @@ IDENTITY = Code("jax.nn.identity")
 
 def taken(method: ast.FunctionDef) -> set[str]:
     """The names in a method."""
-    names = {n.id for n in syntax.walk(method) if isinstance(n, ast.Name)}
+    names = syntax.used(method)
     return names | syntax.argument_names(method)
 
 
@@ -742,7 +742,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             if any(map(is_open, sizes)):
                 continue
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
-            size = syntax.item(syntax.field(source, "shape"), syntax.number(place))
+            size = syntax.size(source, place)
             sizes_by_values.setdefault(tuple(map(int, sizes)), size)
     for i in order:
         source, shapes = group[0].sources[i], [d.arrays[i][1] for d in group]
@@ -764,7 +764,7 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
         sides = enumerate(zip(*column, strict=False) if len(column) == len(own) else ())
         for axis, sizes in sides:
             if not any(map(is_open, sizes)):
-                size = syntax.item(syntax.field(source, "shape"), syntax.number(axis))
+                size = syntax.size(source, axis)
                 sizes_by_values.setdefault(tuple(map(int, sizes)), size)
     return sizes_by_values
 
@@ -791,7 +791,7 @@ def generalize(
         return
     (method,) = group[0].methods
     told = _told(group)
-    used = {*taken, *(n.id for n in syntax.walk(method) if isinstance(n, ast.Name))}
+    used = {*taken, *syntax.used(method)}
     used |= {n.arg for n in syntax.walk(method) if isinstance(n, ast.arg)}
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}

@@ -22,7 +22,7 @@ from invert.emission.layers.links import passed_on
 from invert.emission.python.naming import plural
 from invert.emission.sizes.program import Program
 from invert.ir import traced_form
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, read_by
 from invert.ir.interpret import OnEqn, evaluate, interpret
 from invert.ir.jaxprs import map_jaxprs
 from invert.ir.loops import ScanParts
@@ -249,10 +249,7 @@ class Stacker:
         """The steps that replace a run."""
         first, last = run.calls[0], run.calls[-1]
         inside = {id(c) for c in run.calls}
-        outside = {v for v in layer.outputs if is_var(v)}
-        for step in layer.steps:
-            if id(step) not in inside:
-                outside.update(a for a in step.invars if is_var(a))
+        outside = {*layer.results, *read_by(s for s in layer.steps if id(s) not in inside)}
         carried = {j for _, j in run.carried}
         collected = [
             j

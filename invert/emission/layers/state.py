@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import Primitive
 
 from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
-from invert.ir.graph import is_var
+from invert.ir.graph import read_by
 from invert.ir.types import Atom, Eqn, Params, ShapedArray, Var
 
 
@@ -57,8 +57,7 @@ def thread(root: Layer, held: set[Var]) -> tuple[StateVar, StateVar]:
 def _thread(layer: Layer, held: set[Var], *, outermost: bool) -> tuple[StateVar, StateVar]:
     before = state = StateVar()
     steps: list[Eqn] = []
-    used = {a for step in layer.steps for a in step.invars if is_var(a)}
-    used |= {a for a in layer.outputs if is_var(a)}
+    used = {*read_by(layer.steps), *layer.results}
     for v in layer.parameters:
         if v in held and v in used:
             steps.append(Read(v, [state], [v]))

@@ -17,7 +17,7 @@ from invert.emission.layers.cut import NUMBER, Path
 from invert.emission.layers.roles import roles
 from invert.emission.python.naming import stem
 from invert.ir import kinds
-from invert.ir.graph import Graph, is_var
+from invert.ir.graph import Graph, is_var, reads
 from invert.ir.jaxprs import sub_jaxprs
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 
@@ -70,7 +70,7 @@ class _Leaf:
 def named(jaxpr: Jaxpr, parameters: Mapping[Var, Path]) -> dict[Var, Path]:
     """Names of the parameters, after the layers that use them if names are uninformative."""
     names = dict(parameters)
-    using = [e for e in jaxpr.eqns if any(is_var(a) and a in parameters for a in e.invars)]
+    using = [e for e in jaxpr.eqns if reads(e, parameters)]
     arrays = [v for v in parameters if v.aval.shape]
     if any(map(names_of, using)) or any(not _EMPTY.fullmatch(parameters[v][-1]) for v in arrays):
         return names

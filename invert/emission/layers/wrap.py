@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from invert.emission.layers.cut import Assign, Layer, LayerCall, Path
 from invert.emission.layers.links import ordered
-from invert.ir.graph import is_var
+from invert.ir.graph import read_by
 from invert.ir.types import Var
 
 
@@ -37,10 +37,9 @@ def wrapped(
     steps = [layer.steps[i] for i in sorted(members)]
     made = {v for s in steps for v in s.outvars}
     others = [s for i, s in enumerate(layer.steps) if i not in chosen]
-    outside = {a for s in others for a in s.invars if is_var(a)}
-    outside |= {a for a in layer.outputs if is_var(a)}
+    outside = {*read_by(others), *layer.results}
     assigned = {s.variable for s in others if isinstance(s, Assign)}
-    used = dict.fromkeys(a for s in steps for a in s.invars if isinstance(a, Var))
+    used = read_by(steps)
     used |= dict.fromkeys(s.variable for s in steps if isinstance(s, Assign))
     own = [v for v in layer.parameters if v in used and v not in outside and v not in assigned]
     layer.parameters = [v for v in layer.parameters if v not in own]

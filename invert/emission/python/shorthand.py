@@ -210,7 +210,7 @@ def _alike_at_once(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _loops_at_once(function: ast.FunctionDef) -> list[ast.stmt]:
     """`for blocks in (self.blocks1, self.blocks2, self.blocks3):`, for loops that do the same."""
-    used = {n.id for n in syntax.walk(function) if isinstance(n, ast.Name)}
+    used = syntax.used(function)
     result: list[ast.stmt] = []
     for form, group in itertools.groupby(function.body, _loop):
         loops = [*group]
@@ -274,7 +274,7 @@ def _for_each(names: Sequence[str], first: ast.stmt, before: list[ast.stmt]) -> 
         ) == syntax.text_of(targets):
             values = call
             before.pop()
-    used = {n.id for n in syntax.walk(first.value) if isinstance(n, ast.Name)}
+    used = syntax.used(first.value)
     element = next(n for n in _ELEMENTS if n not in used)
     each = syntax.renamed(first.value, {names[0]: element})
     loop = ast.comprehension(ast.Name(element, ast.Store()), values, [], 0)

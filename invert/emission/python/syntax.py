@@ -114,6 +114,11 @@ _COMPARISONS: Mapping[str, ast.cmpop] = {
 _UNARY: Mapping[str, ast.unaryop] = {"-": ast.USub(), "~": ast.Invert()}
 
 
+def size(value: ast.expr, axis: int) -> ast.expr:
+    """`x.shape[0]`."""
+    return item(field(value, "shape"), number(axis))
+
+
 def infix(left: ast.expr, operator: str, right: ast.expr) -> ast.expr:
     """`left operator right`; comparisons too."""
     if operator in _COMPARISONS:
@@ -300,6 +305,17 @@ def stored(node: ast.AST) -> set[str]:
     """The variables that a tree assigns."""
     names = (n for n in walk(node) if isinstance(n, ast.Name))
     return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+
+
+def used(node: ast.AST) -> set[str]:
+    """The names that occur in a tree."""
+    return {n.id for n in walk(node) if isinstance(n, ast.Name)}
+
+
+def constructor_of(definition: ast.ClassDef) -> ast.FunctionDef | None:
+    """The `__init__` of a class, if it has one."""
+    methods = (s for s in definition.body if isinstance(s, ast.FunctionDef))
+    return next((m for m in methods if m.name == "__init__"), None)
 
 
 def argument_names(function: ast.FunctionDef) -> set[str]:

@@ -40,7 +40,7 @@ def dimension_sources(arrays: Sequence[tuple[ast.expr, Shape]]) -> dict[str, ast
                 name, slope, offset = parts
                 if exact != ((slope, offset) == (1, 0)) or slope < 1:
                     continue
-                source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                source = syntax.size(value, axis)
                 found[name] = _solved(source, slope, offset)
     return found
 
@@ -81,7 +81,7 @@ def derived_sources(
         for axis, size in enumerate(shape):
             if (parts := part_and_rest(size)) is not None and parts[0] not in found:
                 found.add(parts[0])
-                source = syntax.item(syntax.field(value, "shape"), syntax.number(axis))
+                source = syntax.size(value, axis)
                 yield size, source, *parts
 
 

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from invert._private.jax import close_like, open_jaxpr, trace_closed
+from invert._private.jax import open_jaxpr, trace_closed
 from invert._private.mlir import ir
-from invert.ir.jaxprs import with_values
+from invert.ir.jaxprs import returning, with_values
 from invert.ir.size_algebra import Sizes
 from invert.ir.types import ClosedJaxpr
 from invert.stablehlo.ops import attributes
@@ -111,7 +111,7 @@ def _switch(ctx: Context, regions: Sequence[ir.Region], index: Value) -> Sequenc
     kept = [i for i, source in enumerate(passed) if source is None]
     results = [None if source is None else values[source] for source in passed]
     if kept:
-        branches = [_only(b, kept) for b in branches]
+        branches = [returning(b, kept) for b in branches]
         chosen = lax.cond_p.bind(index, *values, branches=tuple(branches))
         results = with_values(results, kept, chosen)
     return results
@@ -127,12 +127,6 @@ def _passed_on(branches: Sequence[ClosedJaxpr]) -> list[int | None]:
         ]
         found.append(places[0] if len(set(places)) == 1 else None)
     return found
-
-
-def _only(branch: ClosedJaxpr, kept: Sequence[int]) -> ClosedJaxpr:
-    """The branch, restricted to some of its results."""
-    jaxpr = open_jaxpr(branch)
-    return close_like(branch, jaxpr.replace(outvars=[jaxpr.outvars[i] for i in kept]))
 
 
 @rule("stablehlo.case")

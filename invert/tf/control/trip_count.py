@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from invert._private.jax import Literal, consts_of, is_tracer, max_dim, min_dim, open_jaxpr
-from invert.ir.graph import is_var
+from invert.ir.graph import Graph
 from invert.ir.loops import CondParts, bodies
 from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Value, Var
@@ -79,13 +79,13 @@ class _Program:
         outer: tuple[_Program, Sequence[Atom]] | None = None,
         within: int | None = None,
     ):
-        self.jaxpr: AnyJaxpr = open_jaxpr(closed)
-        self.producers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        graph = Graph(closed, consts_of(closed))
+        self.jaxpr, self.producer = graph.jaxpr, graph.producer
         self.finite = False
         self._outside, self._within = outside, within
         self._truths: dict[Atom, bool] = {}
         self._inner: dict[tuple[int, int], _Program] = {}
-        self._consts = dict(zip(self.jaxpr.constvars, consts_of(closed), strict=True))
+        self._consts = graph.consts
         self._facts: dict[Atom, Facts] = {}
         self._enclosing: dict[Atom, tuple[_Program, Atom]] = {}
         self._sums: dict[Atom, _Sums] = {}
@@ -125,7 +125,7 @@ class _Program:
         if atom in self._enclosing:
             program, operand = self._enclosing[atom]
             return program.source(operand)
-        eqn = self.producers.get(atom)
+        eqn = self.producer(atom)
         if eqn is None:
             return self, atom
         if eqn.primitive.name in _SAME and eqn.invars[0].aval.shape == atom.aval.shape:
@@ -147,7 +147,7 @@ class _Program:
     def _base(self, atom: Atom) -> tuple[_Program, Atom, bool]:
         """The predicate or branch index behind an atom, and whether it is not negated."""
         program, atom = self.source(atom)
-        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
+        eqn = program.producer(atom)
         if eqn is not None and (eqn.primitive.name == "not" or _is_index(eqn)):
             inner, base, same = program._base(eqn.invars[0])
             return inner, base, same != (eqn.primitive.name == "not")
@@ -166,7 +166,7 @@ class _Program:
             return
         value = value == same
         program._truths[atom] = value
-        eqn = program.producers.get(atom)
+        eqn = program.producer(atom)
         if eqn is not None and eqn.primitive.name == ("and" if value else "or"):
             for operand in eqn.invars:
                 program.assume(operand, value)
@@ -216,7 +216,7 @@ class _Program:
         if isinstance(atom, Literal):
             return of_constant(atom.val)
         if atom not in program._facts:
-            eqn = program.producers.get(atom)
+            eqn = program.producer(atom)
             facts: Facts | None = None
             if eqn is None:
                 facts = program._of_constant(program._consts[atom])
@@ -246,7 +246,7 @@ class _Program:
         program, atom = self.source(atom)
         if isinstance(atom, Literal):
             return float(atom.val), float(atom.val)
-        if (eqn := program.producers.get(atom)) is not None:
+        if (eqn := program.producer(atom)) is not None:
             eqn = program._extremum(eqn)
             name, ends = eqn.primitive.name, [program.number(a) for a in eqn.invars]
             if name in _EXTREMA:
@@ -268,13 +268,12 @@ class _Program:
 
         `tf.minimum` is such a choice, which decides where the gradient goes at ties.
         """
-        which = eqn.invars[0] if eqn.primitive.name == "select_n" else None
-        test = self.producers.get(which) if is_var(which) else None
-        if test is None or len(eqn.invars) != 3 or test.primitive.name not in _LESS:
+        test = self.producer(eqn.invars[0], *_LESS) if eqn.primitive.name == "select_n" else None
+        if test is None or len(eqn.invars) != 3:
             return eqn
         less = test.invars[int(_LESS[test.primitive.name][0])]
         for chosen, (other, case) in ((True, eqn.invars[:0:-1]), (False, eqn.invars[1:])):
-            made = None if isinstance(case, Literal) else self.producers.get(case)
+            made = self.producer(case)
             if made is None or made.primitive.name not in _EXTREMA:
                 continue
             pairs = [zip(made.invars, test.invars[::k], strict=True) for k in (1, -1)]
@@ -366,7 +365,7 @@ def _sums_of(
         if start is None or not jnp.issubdtype(variable.aval.dtype, jnp.floating):
             continue
         where, atom = program.source(result)
-        eqn = None if isinstance(atom, Literal) else where.producers.get(atom)
+        eqn = where.producer(atom)
         if eqn is None or eqn.primitive.name not in ("add", "sub"):
             continue
         operands = [where.source(a)[1] for a in eqn.invars]
@@ -414,7 +413,7 @@ def ends(body: AnyJaxpr, count: int, within: int | None = None) -> list[FinalVal
     steps = [by(i, v) if whole[i] else None for i, v in enumerate(results)]
     finals = [None if step is None else FinalValue(step * count) for step in steps]
     for i, result in enumerate(results):
-        eqn = None if isinstance(result, Literal) else program.producers.get(result)
+        eqn = program.producer(result)
         if not whole[i] or finals[i] is not None or eqn is None or eqn.primitive.name != "max":
             continue
         others = [a for a in eqn.invars if a is not variables[i]]
@@ -447,7 +446,7 @@ def _follower(
     program = _Program(body, known)
     jaxpr = program.jaxpr
     result = jaxpr.outvars[position]
-    eqn = program.producers.get(result) if not isinstance(result, Literal) else None
+    eqn = program.producer(result)
     if eqn is None or eqn.primitive.name != "max":
         return None
     others = [a for a in eqn.invars if a is not jaxpr.invars[position]]
@@ -471,7 +470,7 @@ def largest(body: AnyJaxpr, known: Sequence[Sum | None], position: int, count: i
         if atom is variable:
             continue
         one = program.line(atom)
-        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
+        eqn = program.producer(atom)
         if one is not None:
             bounds.append(max(one.at(0), one.at(max(count - 1, 0))))
         elif eqn is not None and eqn.primitive.name == "max":
@@ -570,7 +569,7 @@ class _Condition:
     def _has_one_bound(self, program: _Program, atom: Atom) -> bool:
         """Return whether an atom is a comparison, perhaps with a loop-invariant condition."""
         program, atom = program.source(atom)
-        if isinstance(atom, Literal) or (eqn := program.producers.get(atom)) is None:
+        if isinstance(atom, Literal) or (eqn := program.producer(atom)) is None:
             return False
         if eqn.primitive.name == "and":
             one, two = eqn.invars
@@ -591,7 +590,7 @@ class _Condition:
     def _open_steps(self, program: _Program, atom: Atom) -> DimSize | None:
         """After how many steps an atom is false for good, if known."""
         program, atom = program.source(atom)
-        eqn = None if isinstance(atom, Literal) else program.producers.get(atom)
+        eqn = program.producer(atom)
         if eqn is None:
             return None
         if eqn.primitive.name == "and":
@@ -613,7 +612,7 @@ class _Condition:
         program, atom = program.source(atom)
         if isinstance(atom, Literal):
             return TripCount(None, True) if bool(atom.val) == value else TripCount(0, True, 0)
-        eqn = program.producers.get(atom)
+        eqn = program.producer(atom)
         name = eqn.primitive.name if eqn is not None else ""
         if eqn is None:
             return self._later(program, atom, value)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from jax.export import Exported
 
-from invert._errors import InvertError, UnsupportedOpError, only_refusals
+from invert._errors import InvertError, UnsupportedOpError, in_short, only_refusals
 from invert._private.artifacts import exported_of_gradient, exported_program
 from invert._private.tensorflow import (
     TfObject,
@@ -224,8 +224,7 @@ def _call_for_results(
         ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError,
         ValueError, InvertError, tf.errors.OpError,
     ) as error:  # fmt: skip
-        first = (str(error).splitlines() or [""])[0]
-        return f"the gradient function fails: {type(error).__name__}: {first}"
+        return f"the gradient function fails: {in_short(error)}"
     return results, scratch, cotangents, grads
 
 

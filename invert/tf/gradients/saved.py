@@ -21,7 +21,7 @@ from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, no_array
 from invert.protos.types import NodeDef, SavedObjectGraph, StructuredValue
 from invert.tf.gradients.read import Capture, TfGradient, holds_gradients, holds_module
-from invert.tf.graph.check import parse_tensor, past_identities
+from invert.tf.graph.check import data_inputs, parse_tensor, past_identities
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
@@ -167,7 +167,7 @@ class SavedGradients:
             if any(len(self._results_of(nodes[n])) > 1 for n, _ in (start, value) if n in nodes):
                 return None
         for node in definition.node_def:
-            passed = [i for i in node.input if not i.startswith("^")][PASSED.get(node.op, 0) :]
+            passed = data_inputs(node)[PASSED.get(node.op, 0) :]
             for called in functions_in(node.attr, hints=False) if node.op in PASSED else ():
                 for i, given in enumerate(passed):
                     if past_identities(given, nodes) != value or not self._stays(node, called, i):

@@ -32,6 +32,11 @@ _CALLED: dict[str, dict[str, tuple[str, str | None]]] = {
 }
 
 
+def data_inputs(node: NodeDef) -> list[str]:
+    """The tensors that a node takes, without the nodes that only run before it."""
+    return [text for text in node.input if not text.startswith("^")]
+
+
 def parse_tensor(text: str) -> tuple[str, str, int]:
     """Split a tensor's name into node, optional output name, and number.
 

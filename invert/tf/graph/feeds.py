@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterable, Sequence
 
 from invert._entry import unique
 from invert._errors import MalformedModelError
 from invert.protos.messages import message
 from invert.protos.types import NodeDef
-from invert.tf.graph.check import parse_tensor
+from invert.tf.graph.check import data_inputs, parse_tensor
 
 
 def with_feeds(
@@ -30,7 +31,7 @@ def with_feeds(
         raise MalformedModelError(f"{count} inputs are the tensor '{name}:{number}'")
     sources = {name for name, _ in fed}
     split = {name for name, number in fed if number}
-    for text in (*outputs, *_inputs(nodes)):
+    for text in (*outputs, *itertools.chain(*map(data_inputs, nodes))):
         name, number = _tensor(text)
         if number and name in sources:
             split.add(name)
@@ -51,10 +52,6 @@ def with_feeds(
             node = copy
         cut.append(node)
     return cut, [made.get(t, t[0]) for t in fed], [renamed(text) for text in outputs]
-
-
-def _inputs(nodes: Iterable[NodeDef]) -> Iterable[str]:
-    return (text for node in nodes for text in node.input if not text.startswith("^"))
 
 
 def _tensor(text: str) -> tuple[str, int]:
