@@ -318,6 +318,25 @@ def _paired(site: Site) -> Plan | None:
     return _to_few(conv, fast.paired_conv, (1, 4, 8, 16, 64), (4, 8, 16, 32))
 
 
+def _winograd(site: Site) -> Plan | None:
+    """A convolution with three places along each axis -> products of transformed tiles."""
+    conv = _windowed(site)
+    if (
+        conv is None
+        or set(conv.kernel[:-2]) != {3}
+        or set(conv.dilation) != {1}
+        or conv.dtype not in ("float32", "float64")  # tiles of 16 bits would be rounded
+    ):
+        return None
+    # What the products save grows with both numbers of channels, the tiles with their sum.
+    channels = max((n for n in (16, 32, 64, 128, 256) if n <= min(conv.kernel[-2:])), default=1)
+    places = _bound(math.prod(conv.sizes), (64, 1024))
+    size = f"places <= {places}" if places else "more places"
+    kind = f"{conv.dtype} {conv.rank}d, {size}, channels >= {channels}"
+    run = conv.over(lambda x, kernel: fast.winograd_conv(x, kernel, conv.padding))
+    return Plan(kind, run)
+
+
 def _transposed(site: Site) -> Plan | None:
     """A convolution with dilated input -> one for each part of the window."""
     conv = _Convolution.of(site)
@@ -481,6 +500,7 @@ _PLANS: Mapping[str, tuple[tuple[str, ...], Callable[[Site], Plan | None]]] = {
     "strided_conv": (("conv_general_dilated",), _strided),
     "narrow_conv": (("conv_general_dilated",), _narrow),
     "paired_conv": (("conv_general_dilated",), _paired),
+    "winograd_conv": (("conv_general_dilated",), _winograd),
     "transposed_conv": (("conv_general_dilated",), _transposed),
     "flat_product": (("dot_general",), _flat),
     "max_pool": (("reduce_window_max",), functools.partial(_pool, fast.max_pool)),

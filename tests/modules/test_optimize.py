@@ -244,14 +244,15 @@ def test_a_strided_convolution_in_the_source(monkeypatch, tmp_path: Path) -> Non
         ("narrow_conv", (3, 3), "narrow_conv(x, kernel, ((1, 1), (2, 2)), (1, 2))"),
         ("narrow_conv", (5, 3), "narrow_conv(x, kernel, ((2, 2), (2, 2)), (1, 2))"),
         ("paired_conv", (3, 3), "paired_conv(x, kernel, ((2, 2), (1, 1)), (2, 1))"),
+        ("winograd_conv", (3, 3), "winograd_conv(x, kernel, ((1, 1), (1, 1)))"),
     ],
 )
-def test_convolutions_to_few_results_in_the_source(
+def test_convolutions_in_the_source(
     name: str, window: tuple[int, int], call: str, monkeypatch, tmp_path: Path
 ) -> None:
     """Values and derivatives of the module and of the saved package, at an open batch."""
     monkeypatch.setattr(optimized, "pays_on", lambda platform: lambda rewrite, _: rewrite == name)
-    dilation = (1, 2) if name == "narrow_conv" else (2, 1)
+    dilation = {"narrow_conv": (1, 2), "paired_conv": (2, 1), "winograd_conv": (1, 1)}[name]
 
     def apply(x: Any, kernel: Any) -> Any:
         return jnp.tanh(

@@ -277,8 +277,8 @@ def test_few_results_among_nan(special: float, column: int) -> None:
     np.testing.assert_array_equal(~np.isfinite(slope(narrow)), wanted)
 
 
-@pytest.mark.parametrize("name", ["narrow_conv", "paired_conv"])
-def test_few_results_for_several_kernels(name: str) -> None:
+@pytest.mark.parametrize("name", ["narrow_conv", "paired_conv", "winograd_conv"])
+def test_convolutions_for_several_kernels(name: str) -> None:
     """Derivatives can be mapped and differentiated again."""
     kernel = sample(3, 3, 6, 4, seed=1)
     fast = invert.rewrite(conv(), only(name))
@@ -310,6 +310,89 @@ def test_few_results_that_are_left_alone(name: str, function: Any, x: jax.Array)
     assert calls(invert.rewrite(function, only(name)), x, sample(3, 3, 6, 4)) == {
         "conv_general_dilated"
     }
+
+
+WINOGRAD = {
+    "same": (conv(), (2, 6, 8), 5, 4),
+    "valid": (conv(padding="VALID"), (2, 6, 8), 5, 4),
+    "odd and uneven": (conv(padding=((0, 1), (2, 1))), (2, 6, 7), 5, 4),
+    "one place": (conv(), (2, 1, 1), 3, 3),
+    "image by image": (conv(), (2, 33, 32), 4, 3),
+    "many channels": (conv(), (2, 4, 3), 130, 128),
+    "image by image, many channels": (conv(padding="VALID"), (1, 34, 33), 130, 128),
+    "one size": (
+        conv(strides=(1,), dilation=(1,), spread=(1,), numbers=("NWC", "WIO", "NWC")),
+        (2, 9), 5, 4,
+    ),
+    "three sizes": (
+        conv(strides=(1,) * 3, dilation=(1,) * 3, spread=(1,) * 3,
+             numbers=("NDHWC", "DHWIO", "NDHWC")),
+        (2, 4, 3, 5), 3, 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WINOGRAD)
+def test_winograd(case: str) -> None:
+    function, sizes, channels, results = WINOGRAD[case]
+    window = (3,) * (len(sizes) - 1)
+    kernel = sample(*window, channels, results, seed=1) / (3 ** len(window) * channels) ** 0.5
+    x = sample(*sizes, channels)
+    check(
+        function, "winograd_conv", x, kernel, rtol=1e-5, twice=True, rewrites=only("winograd_conv")
+    )
+
+
+def test_winograd_beside_plain_sums() -> None:
+    """Its error is like that of the convolution, also where terms cancel."""
+    kernel, x = sample(3, 3, 64, 64, seed=1), sample(2, 12, 12, 64) + 10
+    fast = invert.rewrite(conv(), only("winograd_conv"))
+    with jax.enable_x64(True):
+        wanted = np.asarray(conv()(*(jnp.asarray(v, np.float64) for v in (x, kernel))))
+
+    def error(function: Any) -> Any:
+        return np.sqrt(np.mean((np.asarray(jax.jit(function)(x, kernel)) - wanted) ** 2))
+
+    assert error(fast) < 2 * error(conv())
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("column", [0, 3, 4, 7])
+@pytest.mark.parametrize("channels", [6, 128])
+def test_winograd_among_nan(channels: int, column: int, special: float) -> None:
+    """The same results are not finite; at edges more of a kernel's gradient, with many channels."""
+    kernel = sample(3, 3, channels, channels, seed=1)
+    x = sample(2, 6, 8, channels).at[0, 2, column, 1].set(special)
+    fast = invert.rewrite(conv(), only("winograd_conv"))
+    wanted = ~np.isfinite(conv()(x, kernel))
+    np.testing.assert_array_equal(~np.isfinite(fast(x, kernel)), wanted)
+    z = sample(*wanted.shape, seed=2)
+    dx, dk = jax.vjp(conv(), x, kernel)[1](z)
+    fast_dx, fast_dk = jax.vjp(fast, x, kernel)[1](z)
+    close(fast_dx, dx, 1e-5)
+    wanted, found = ~np.isfinite(dk), ~np.isfinite(fast_dk)
+    if channels == 128 and column in (0, 7):
+        assert found[wanted].all()
+        assert found.sum() > wanted.sum()
+        found = found.any((0, 1))
+        wanted = wanted.any((0, 1))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "window"),
+    [
+        (conv(strides=(2, 2)), IMAGES, (3, 3)),
+        (conv(dilation=(2, 1)), IMAGES, (3, 3)),
+        (conv(padding=((3, 3), (1, 1))), IMAGES, (3, 3)),
+        (conv(), IMAGES, (3, 5)),
+        (conv(), IMAGES.astype("bfloat16"), (3, 3)),
+    ],
+    ids=["strides", "dilated", "wide padding", "another window", "bfloat16"],
+)
+def test_left_alone_by_winograd(function: Any, x: jax.Array, window: tuple[int, int]) -> None:
+    fast = invert.rewrite(function, only("winograd_conv"))
+    assert calls(fast, x, sample(*window, 6, 4, dtype=x.dtype)) == {"conv_general_dilated"}
 
 
 def window(
