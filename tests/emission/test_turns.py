@@ -72,6 +72,23 @@ class Albert(nn.Module):
         return nn.Dense(2, name="head")(x[:, 0])
 
 
+class Coder(nn.Module):
+    """Its layers are called by methods, one of which calls the other."""
+
+    def setup(self) -> None:
+        self.up, self.down = nn.Dense(8), nn.Dense(6)
+        self.head = nn.Dense(2)
+
+    def encode(self, x: Any) -> Any:
+        return self.residual(nn.gelu(self.up(x)), x)
+
+    def residual(self, hidden: Any, x: Any) -> Any:
+        return x + self.down(hidden)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.encode(x))
+
+
 def _text(model: nn.Module) -> tuple[invert.Emission, Any, Any]:
     """The text of a model at an open batch and length, its function, and an input."""
     x = ramp(2, 5, 6)
@@ -141,3 +158,14 @@ def test_calls_that_differ_are_not_one_layer() -> None:
     assert emission.source.count("self.attention(") == 3 + 1  # in `Cross`
     assert emission.source.count("self.cross(") == 3
     assert not any(f.startswith("layer: ") for f in _classes(emission)["Perceiver"])
+
+
+def test_methods_of_a_module_are_part_of_it() -> None:
+    emission, run, x = _text(Coder())
+    _compare(emission, run, x)
+    fields = ["up: Linear", "down: Linear", "head: Linear"]
+    assert _classes(emission)["Coder"] == fields
+    params = Coder().init(jax.random.key(0), x)
+    encode = jax.jit(lambda x: Coder().apply(params, x, method="encode"))
+    emission = invert.from_exported(jax.export.export(encode)(x)).emit(loader=False)
+    assert _classes(emission)["Coder"] == fields[:2]
