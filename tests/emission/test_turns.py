@@ -72,6 +72,26 @@ class Albert(nn.Module):
         return nn.Dense(2, name="head")(x[:, 0])
 
 
+class Queried(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, memory: Any, query: Any) -> Any:
+        y = nn.MultiHeadDotProductAttention(2, name="attention")(x + query, x + query, x)
+        x = nn.LayerNorm(name="norm")(x + y)
+        return x + Attention(name="cross")(x + query, memory)
+
+
+class Decoder(nn.Module):
+    """Layers of which the first begins with zeros, as in DETR."""
+
+    @nn.compact
+    def __call__(self, memory: Any) -> Any:
+        query = self.param("query", nn.initializers.normal(1.0), (3, 6))
+        x = jnp.zeros((memory.shape[0], 3, 6))
+        for i in range(2):
+            x = Queried(name=f"layer_{i}")(x, memory, query)
+        return nn.Dense(2, name="head")(x)
+
+
 class Coder(nn.Module):
     """Its layers are called by methods, one of which calls the other."""
 
@@ -158,6 +178,15 @@ def test_calls_that_differ_are_not_one_layer() -> None:
     assert emission.source.count("self.attention(") == 3 + 1  # in `Cross`
     assert emission.source.count("self.cross(") == 3
     assert not any(f.startswith("layer: ") for f in _classes(emission)["Perceiver"])
+
+
+def test_a_list_whose_first_layer_begins_with_zeros() -> None:
+    model, x = Decoder(), ramp(2, 5, 6)
+    params = model.init(jax.random.key(1), x)
+    exported = jax.export.export(jax.jit(model.apply))(params, x)
+    module = invert.from_exported(exported, params={"arg0": params})
+    assert "for layer in self.layers:" in module.source
+    np.testing.assert_array_equal(module.model(x), jax.jit(model.apply)(params, x))
 
 
 def test_methods_of_a_module_are_part_of_it() -> None:
