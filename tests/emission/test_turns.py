@@ -185,8 +185,9 @@ def test_a_list_whose_first_layer_begins_with_zeros() -> None:
     params = model.init(jax.random.key(1), x)
     exported = jax.export.export(jax.jit(model.apply))(params, x)
     module = invert.from_exported(exported, params={"arg0": params})
+    written: Any = module.model
     assert "for layer in self.layers:" in module.source
-    np.testing.assert_array_equal(module.model(x), jax.jit(model.apply)(params, x))
+    np.testing.assert_array_equal(written(x), jax.jit(model.apply)(params, x))
 
 
 def test_methods_of_a_module_are_part_of_it() -> None:
