@@ -50,6 +50,8 @@ class Param:
     - `stated`: whether the container states that; otherwise `trainable` is the flag it was created
         with.
     - `sharding`: the devices that hold its parts, if the caller has chosen them.
+    - `path`: where the program itself has it, such as `params/dense/kernel`, if `name` only numbers
+        it: the name in the emitted source.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Param:
     trainable: bool = True
     stated: bool = True
     sharding: NamedSharding | None = None
+    path: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -405,7 +405,9 @@ class _Variant:
             self._restyle(roots, program)
         found = lists.Lists(
             lambda layer: layer.field or layer_tree.called(layer, self.paths),
-            layer_tree.lists_of(p.name for r in self.recovered.values() for p in r.entry.params),
+            layer_tree.lists_of(
+                p.path or p.name for r in self.recovered.values() for p in r.entry.params
+            ),
         )
         if self.form.lists and len(roots) == 1:
             for root in whole:

@@ -67,7 +67,7 @@ class Parameters:
             names[v] = self._shared.setdefault(param.name, v)
             if names[v] is v:
                 self.values[v], self.containers[v] = param.value, param.name
-                self.paths[v] = split_name(param.name)
+                self.paths[v] = split_name(param.path or param.name)
                 if held:
                     self.held.add(v)
         invars = [names.get(v, v) for v in jaxpr.invars]

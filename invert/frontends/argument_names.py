@@ -1,24 +1,33 @@
-"""Names that a StableHLO module states for its arguments."""
+"""Names that a StableHLO module states for its arguments, some of which are variables."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from invert._entry import ArgSpec
+from invert._entry import ArgSpec, Param
 from invert.frontends.signature import Signature
-from invert.ir.types import Tree
+from invert.ir.types import Tree, Value
 from invert.stablehlo.ops.attributes import location_name
 from invert.stablehlo.ops.interpreter import WRAPPED
 from invert.stablehlo.program import Program
 from invert.tf.interpreter.analysis import Analysis
+from invert.tf.interpreter.graph import Graph
+from invert.tf.ops.node import CALLS, Body, Node
+from invert.tf.ops.state import Resource
 
 # TensorFlow's names of the arguments of `jax2tf.convert(f)`, which takes `*args_tf`.
 _OF_JAX2TF = re.compile(r"args_tf_\d+")
+# Names that only number a variable, as those in `tf.nest.flatten(params)`.
+_NUMBERED = re.compile(r"(.*[/.])?\d+|Variable(_\d+)?")
+# A location such as `params['layers'][0].kernel`, and one step of its path.
+_STEP = r"\['([^'\\]+)'\]|\[(\d+)\]|\.(\w+)"
+_LOCATION = re.compile(rf"(\w+)((?:{_STEP})+)")
 
 
 def argument_locations(program: Program) -> list[str]:
@@ -78,3 +87,56 @@ def named_by_jax(signature: Signature, analysis: Analysis) -> Signature:
     given = dict(zip(names, found, strict=True))
     defaults = {given.get(n, n): x for n, x in signature.defaults.items()}
     return dataclasses.replace(signature, args=args, arg_names=tuple(found), defaults=defaults)
+
+
+def with_paths(params: Sequence[Param], feeds: Sequence[Value], analysis: Analysis) -> list[Param]:
+    """The variables of a graph, those without a name with their paths in `jax2tf.convert(f)`.
+
+    Saved as `module.variables = tf.nest.flatten(params)`, variables only have a number. The
+    arguments of the StableHLO module that reads them are called `params['dense']['kernel']`.
+
+    **Arguments:**
+
+    - `feeds`: the inputs of the graph, handles of the variables among them.
+    """
+    graph, found = analysis.graph, dict[str, str]()
+    own = {p.name for p in params if _NUMBERED.fullmatch(p.name)}
+    for node, sources in _calls_of_modules(graph, graph.main, feeds, set()) if own else ():
+        locations = argument_locations(graph.program(node))
+        if len(locations) != len(sources):
+            continue
+        for source, location in zip(sources, locations, strict=True):
+            path = _path(location)
+            if isinstance(source, Resource) and source.name in own and path:
+                found.setdefault(source.name, path)
+    # Two modules may have arguments of the same names.
+    count = collections.Counter(found.values())
+    paths = {name: path for name, path in found.items() if count[path] == 1}
+    return [dataclasses.replace(p, path=paths.get(p.name, "")) for p in params]
+
+
+def _calls_of_modules(
+    graph: Graph, body: Body, values: Sequence[Value], seen: set[str]
+) -> Iterator[tuple[Node, list[Value]]]:
+    """The StableHLO modules in a body; and of their inputs, those that are an input of the body."""
+    at = dict(zip(body.args, values, strict=True))
+    seen.add(body.name)
+    for index in body.order:
+        node = body.nodes[index]
+        sources = [at.get(i) for i, _ in node.inputs]
+        if node.op == "XlaCallModule":
+            yield node, sources
+        elif node.op in CALLS:
+            for name in set(node.functions) - seen:
+                yield from _calls_of_modules(graph, graph.body(name), sources, seen)
+        elif node.op in ("Identity", "ReadVariableOp"):
+            at[index] = sources[0]
+
+
+def _path(location: str) -> str:
+    """`params/layers/0/kernel` for `params['layers'][0]['kernel']`; `""` if it has another form."""
+    matched = _LOCATION.fullmatch(location)
+    if matched is None:
+        return ""
+    steps = ("".join(step) for step in re.findall(_STEP, matched[2]))
+    return "/".join((matched[1], *steps))

@@ -11,7 +11,7 @@ import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
-from invert.frontends.argument_names import named_by_jax
+from invert.frontends.argument_names import named_by_jax, with_paths
 from invert.frontends.signature import Signature, check_numeric, split_signature
 from invert.ir.jaxprs import with_values
 from invert.ir.types import Value
@@ -196,6 +196,7 @@ def function_entry(
     problems += text_problems(outputs)
     if not problems:
         signature = named_by_jax(signature, program)
+        params = with_paths(params, [None] * count + [*feeds], program)
     if problems and strict:
         raise UnsupportedOpError(problems)
     if unknown := sum(not p.stated for p in params):

@@ -547,12 +547,14 @@ def _variable_names(objects: SavedObjects, found: list[tuple[str, int]]) -> dict
         for index, node in enumerate(objects.graph.nodes)
         if objects.kind(index) == "variable"
     }
-    best: dict[int, tuple[tuple[int, int, str], str]] = {}
+    best: dict[int, tuple[tuple[bool, int, int, str], str]] = {}
     for path, index in found:
         if index not in names or _GENERIC.fullmatch(names[index]) is None:
             continue
         parts = path.split(".")
-        rank = (sum(p.isdigit() or p.startswith("_") for p in parts), len(parts), path)
+        # `params.layers.0.w` says more than `variables.0`.
+        plain = [p.isdigit() or p.startswith("_") for p in parts]
+        rank = (plain[-1], sum(plain), len(parts), path)
         if index not in best or rank < best[index][0]:
             best[index] = (rank, path)
     # Keys of dictionaries may be paths themselves, such as Haiku's `block/linear`.

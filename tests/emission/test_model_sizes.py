@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import flax.linen as nn
 import jax
+import jax.export
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -697,3 +700,61 @@ def test_sizes_of_a_layer_of_layers() -> None:
     source = _at_other_sizes(build, sizes, others, images)
     assert "distance = jnp.sqrt(" in source
     assert "Dense(1, " in source
+
+
+class _Attend(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, memory: Any, bias: Any) -> Any:
+        names = (("q", x), ("k", memory), ("v", memory))
+        query, key, value = (
+            nn.Dense(16, use_bias=False, name=n)(y).reshape(2, -1, 2, 8) for n, y in names
+        )
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) + bias, axis=-1)
+        x = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+        return nn.Dense(16, use_bias=False, name="o")(x)
+
+
+class _Relative(nn.Module):
+    """A bias for each head, by buckets of distances, as in T5."""
+
+    both: bool
+
+    @nn.compact
+    def __call__(self, n: int) -> Any:
+        table = self.param("embedding", nn.initializers.normal(1.0), (8, 2))
+        y = jnp.arange(n)[None] - jnp.arange(n)[:, None]
+        count = 4 if self.both else 8
+        start = (y > 0).astype(jnp.int32) * 4 if self.both else 0
+        y, half = (jnp.abs(y) if self.both else -jnp.minimum(y, 0)), count // 2
+        log = jnp.log(jnp.maximum(y, 1) / half) / np.log(16 / half) * half
+        far = jnp.minimum(half + log.astype(jnp.int32), count - 1)
+        return jnp.transpose(table[start + jnp.where(y < half, y, far)], (2, 0, 1))[None]
+
+
+class _T5(nn.Module):
+    @nn.compact
+    def __call__(self, source: Any, target: Any) -> Any:
+        embed = nn.Embed(40, 16, name="shared")
+        norm = lambda name, x: nn.RMSNorm(name=name)(x)  # noqa: E731
+        mask = jnp.where(source > 0, 0.0, -1e9)[:, None, None]
+        x, n = embed(source), target.shape[1]
+        h = norm("enc_0_self_norm", x)
+        bias = _Relative(True, name="encoder_relative_bias")(source.shape[1]) + mask
+        memory = norm("enc_final", x + _Attend(name="enc_0_self")(h, h, bias))
+        y = embed(target)
+        causal = jnp.where(jnp.tril(jnp.ones((n, n), bool)), 0.0, -1e9)
+        h = norm("dec_0_self_norm", y)
+        bias = _Relative(False, name="decoder_relative_bias")(n) + causal[None, None]
+        y = y + _Attend(name="dec_0_self")(h, h, bias)
+        y = y + _Attend(name="dec_0_cross")(norm("dec_0_cross_norm", y), memory, mask)
+        return embed.attend(norm("dec_final", y) * 0.25)
+
+
+def test_heads_of_a_bias_beside_attentions_of_a_fixed_number() -> None:
+    model = _T5()
+    x, y = np.ones((2, 7), np.int32), np.ones((2, 5), np.int32)
+    params = model.init(jax.random.key(0), x, y)
+    exported = jax.export.export(jax.jit(model.apply))(params, x, y)
+    module = invert.from_exported(exported, params={"arg0": params})
+    assert "heads: int = 2" not in module.source
+    assert 'arg2: Int[Array, "2 5"]' in module.source

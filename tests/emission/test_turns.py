@@ -72,6 +72,43 @@ class Albert(nn.Module):
         return nn.Dense(2, name="head")(x[:, 0])
 
 
+class Queried(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, memory: Any, query: Any) -> Any:
+        y = nn.MultiHeadDotProductAttention(2, name="attention")(x + query, x + query, x)
+        x = nn.LayerNorm(name="norm")(x + y)
+        return x + Attention(name="cross")(x + query, memory)
+
+
+class Decoder(nn.Module):
+    """Layers of which the first begins with zeros, as in DETR."""
+
+    @nn.compact
+    def __call__(self, memory: Any) -> Any:
+        query = self.param("query", nn.initializers.normal(1.0), (3, 6))
+        x = jnp.zeros((memory.shape[0], 3, 6))
+        for i in range(2):
+            x = Queried(name=f"layer_{i}")(x, memory, query)
+        return nn.Dense(2, name="head")(x)
+
+
+class Coder(nn.Module):
+    """Its layers are called by methods, one of which calls the other."""
+
+    def setup(self) -> None:
+        self.up, self.down = nn.Dense(8), nn.Dense(6)
+        self.head = nn.Dense(2)
+
+    def encode(self, x: Any) -> Any:
+        return self.residual(nn.gelu(self.up(x)), x)
+
+    def residual(self, hidden: Any, x: Any) -> Any:
+        return x + self.down(hidden)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.encode(x))
+
+
 def _text(model: nn.Module) -> tuple[invert.Emission, Any, Any]:
     """The text of a model at an open batch and length, its function, and an input."""
     x = ramp(2, 5, 6)
@@ -141,3 +178,24 @@ def test_calls_that_differ_are_not_one_layer() -> None:
     assert emission.source.count("self.attention(") == 3 + 1  # in `Cross`
     assert emission.source.count("self.cross(") == 3
     assert not any(f.startswith("layer: ") for f in _classes(emission)["Perceiver"])
+
+
+def test_a_list_whose_first_layer_begins_with_zeros() -> None:
+    model, x = Decoder(), ramp(2, 5, 6)
+    params = model.init(jax.random.key(1), x)
+    exported = jax.export.export(jax.jit(model.apply))(params, x)
+    module = invert.from_exported(exported, params={"arg0": params})
+    written: Any = module.model
+    assert "for layer in self.layers:" in module.source
+    np.testing.assert_array_equal(written(x), jax.jit(model.apply)(params, x))
+
+
+def test_methods_of_a_module_are_part_of_it() -> None:
+    emission, run, x = _text(Coder())
+    _compare(emission, run, x)
+    fields = ["up: Linear", "down: Linear", "head: Linear"]
+    assert _classes(emission)["Coder"] == fields
+    params = Coder().init(jax.random.key(0), x)
+    encode = jax.jit(lambda x: Coder().apply(params, x, method="encode"))
+    emission = invert.from_exported(jax.export.export(encode)(x)).emit(loader=False)
+    assert _classes(emission)["Coder"] == fields[:2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from jax.experimental import jax2tf
 
+import invert
 from invert import Config, MalformedModelError, UnsupportedOpError
 from invert.frontends.tf_function import entry_point
 from invert.stablehlo.program import Program
@@ -64,6 +66,37 @@ def test_argument_names_of_the_original(wrap):
     assert entry.arg_names == ("x", "n")
     names = [a.name for a in jax.tree_util.tree_leaves((entry.args, entry.kwargs))]
     assert names == ["x.a.0", "x.a.1", "x.unused", "n", "w"]
+
+
+def _network(params, x):
+    for layer in params["layers"]:
+        x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
+    return x * params["scale"]
+
+
+@pytest.mark.parametrize("holder", ["flat", "flat and by name"])
+def test_variables_without_names(tmp_path: Path, holder: str) -> None:
+    """Layers are those of the original; the variables keep their names in the container."""
+    layers = [{"kernel": np.eye(3, dtype=np.float32) + i, "bias": X[i]} for i in range(2)]
+    params = {"layers": layers, "scale": X[1]}
+    variables = tf.nest.map_structure(tf.Variable, params)
+    module = tf.Module()
+    module.flat = tf.nest.flatten(variables)
+    if holder != "flat":
+        module.params = variables
+    predict = lambda x: jax2tf.convert(_network)(variables, x)  # noqa: E731
+    module.f = tf.function(predict, autograph=False, input_signature=[tf.TensorSpec((2, 3))])
+    tf.saved_model.save(module, tmp_path)
+    loaded = invert.load(tmp_path)
+    assert "for layer in self.layers:\n            x = layer(x)" in loaded.source
+    assert "self.kernel = lecun_normal" in loaded.source
+    np.testing.assert_array_equal(loaded.model(X), jax.jit(_network)(params, X))
+    names = {"flat.0", "flat.4"} if holder == "flat" else {"params.layers.0.bias", "params.scale"}
+    assert names <= invert.values(loaded).keys()
+    model = loaded.model
+    trained = jax.tree_util.tree_map(lambda a: a + 1, model)
+    invert.assign(module, invert.values(trained))
+    np.testing.assert_array_equal(variables["layers"][1]["bias"].numpy(), X[1] + 1)
 
 
 def test_bare_result_takes_any_pytree():

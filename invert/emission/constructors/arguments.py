@@ -164,9 +164,14 @@ class Arguments:
         return None
 
     def _are_columns_of_heads(self, column: tuple[Any, ...], wanted: str) -> bool:
-        """Return whether a table, such as one of biases of scores, has a column for each head."""
+        """Return whether a table, such as one of biases of scores, has a column for each head.
+
+        Where the attentions have a fixed number of heads, their biases do, too.
+        """
         node = self.nodes[0].fields.get(self.current)
         if wanted not in OUTPUTS or not isinstance(node, Node) or node not in self.inits.of:
+            return False
+        if not self._is_choice(column, HEADS):
             return False
         if all(stem(name) != ROWS for name in self.inits.made(node)[0].arguments):
             return False

@@ -306,8 +306,8 @@ def _place_floating(
 
     An equation without a scope gets the common scope of its producers and users; arguments and
     results are in the outermost scope. A constant that several layers use is computed above them,
-    and so are the rows of a constant of which each layer is given one, and indices from outside of
-    the layer that looks them up.
+    and so are the rows of a constant of which each layer is given one, indices from outside of the
+    layer that looks them up, and what the first layer of a list begins with.
     """
     placed = [holds_part(eqn) for eqn in eqns]
     scoped = [scope for scope, known in zip(scopes, placed, strict=True) if scope or known]
@@ -329,8 +329,9 @@ def _place_floating(
             (scopes[i] or (common_prefix(paths) if paths else None)) if not constant[i] else None
         )
     rows, indices = _rows(eqns, users), _indices(eqns, users)
+    starts = _starts(eqns, scopes, users)
     for i in reversed(range(len(eqns))):
-        if not floating[i] and not constant[i]:
+        if (not floating[i] and not constant[i]) or i in starts:
             continue
         beside: list[Path] = []
         for v in eqns[i].outvars:
@@ -367,6 +368,28 @@ def _indices(eqns: Sequence[Eqn], users: Mapping[Atom, Sequence[int]]) -> set[in
         if uses and all(lookups) and any(v.aval.shape for v, _ in uses):
             found.add(i)
     return found
+
+
+def _starts(
+    eqns: Sequence[Eqn], scopes: Sequence[Path], users: Mapping[Atom, Sequence[int]]
+) -> set[int]:
+    """Arrays of one number from outside of a list of layers that only one of its layers takes.
+
+    The decoder of a DETR begins with zeros, where the other layers take the result of the last.
+    """
+    found: dict[Path, dict[str, list[int]]] = {}
+    for i, eqn in enumerate(eqns):
+        scope = scopes[i]
+        if eqn.primitive is not lax.broadcast_in_dim_p or is_var(eqn.invars[0]) or not scope:
+            continue
+        inside = common_prefix([scopes[j] for j in users.get(eqn.outvars[0], ())])
+        if len(inside) > len(scope) and inside[: len(scope)] == scope:
+            name = inside[len(scope)]
+            found.setdefault((*scope, stem(name)), {}).setdefault(name, []).append(i)
+    layers = {scope[: n + 1] for scope in scopes for n in range(len(scope))} if found else ()
+    alike = collections.Counter((*layer[:-1], stem(layer[-1])) for layer in layers)
+    lists = [places for path, places in found.items() if alike[path] > 1]
+    return {i for places in lists if len(places) == 1 for i in next(iter(places.values()))}
 
 
 def _owner(path: Path, scopes: Sequence[Path]) -> Path:

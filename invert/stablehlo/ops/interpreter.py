@@ -367,6 +367,8 @@ _TERMINATORS = frozenset(
 # Scopes that name no layer: transforms and calls have parentheses, and the formulas of `jnp.einsum`
 # arrows; Equinox names the class of each of its layers.
 _NO_LAYER = re.compile(r".*(\(|->)|(checkpoint|rematted_computation)$|eqx\.nn\.")
+# A method of a module of Flax other than `__call__`, outside of all modules.
+_METHOD = re.compile(r"([A-Z]\w*)\.\w+")
 
 
 @functools.lru_cache(maxsize=65536)
@@ -375,7 +377,15 @@ def _scopes(name: str) -> tuple[str, ...]:
     if "/" not in name:
         return (Hint(name).encode(),) if name else ()
     *parts, last = name.split("/")
-    scopes = tuple(p for p in parts if p and not _NO_LAYER.match(p) and not p.endswith(":"))
+    scopes: list[str] = []
+    for part in parts:
+        if not part or _NO_LAYER.match(part) or part.endswith(":"):
+            continue
+        # In `VAE/VAE.decode/decoder` the method is a part of its module.
+        if scopes and part.rpartition(".")[0] == scopes[-1]:
+            continue
+        method = None if scopes else _METHOD.fullmatch(part)
+        scopes.append(part if method is None else method[1])
     return (*scopes, Hint(last).encode())
 
 
