@@ -175,20 +175,23 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
 
 def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
     """With derivatives of what the program computes no number of."""
-    tried = set[Hashable]()
     for _ in range(_MOST_PULLBACKS):
-        graph = Graph(program)
-        groups = (g for g in starts(graph) if frozenset(g) not in tried)
-        for group in itertools.islice(groups, _MOST_TRIED):
-            tried.add(frozenset(group))
+        graph, found = Graph(program), list[Jaxpr]()
+        for group in itertools.islice(starts(graph), _MOST_TRIED):
             results, cotangents = zip(*group, strict=True)
             derived = _Search(graph, results, recognize, fits, cotangents).run()
             if derived is not None:
-                program = derived
-                break
-        else:
+                found.append(derived)
+                if next(starts(Graph(derived)), None) is None:
+                    break  # no backward pass is left
+        if not found:
             return program
+        program = max(found, key=_count_of_derivatives)
     return program
+
+
+def _count_of_derivatives(program: Jaxpr) -> int:
+    return sum(e.params["count"] for e in program.eqns if e.primitive is value_and_grad_p)
 
 
 def _with_scaled_numbers(program: Jaxpr) -> Iterator[tuple[Jaxpr, Var]]:
@@ -342,12 +345,20 @@ class _Search:
         """Programs with the ends, and perhaps more results, and derivatives as one equation."""
         for forward in _forwards(self.graph, results, self.recognize):
             found = _Loss(self.graph, results, forward, self.cotangents).replaced()
-            if found is None:
+            if found is None or (self.cotangents and not self._is_clear(found)):
                 continue
             # The backward pass takes at least as many equations as what it differentiates.
             fewest = len(self.needed) - self._count_of_fixed(found)
             if len(self.graph.eqns) - found.size >= fewest:
                 yield found
+
+    def _is_clear(self, found: _Found) -> bool:
+        """Return whether some products are more likely a backward pass than a model's own.
+
+        A model that multiplies with a matrix and with its transpose has both passes of a product.
+        """
+        products = [e for e in self.needed if e.primitive.name in kinds.CONTRACTIONS]
+        return len(found.moving) > 1 or len(products) > 1
 
     def _count_of_fixed(self, found: _Found) -> int:
         """How many equations only the loss uses, and none of `found.moving` changes.

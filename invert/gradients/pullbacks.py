@@ -39,15 +39,14 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
         )
 
     last = {v: c for v, c in found.items() if is_last(v)}
-    groups: list[list[Start]] = []
-    for v, c in last.items():
-        if not any(made[v] in after[u] for u in last):  # which the derivatives of another change
-            groups[:1] = [[*groups[0], (v, c)]] if groups else [[(v, c)]]
-    groups += [[start] for start in last.items()]
+    # Those that no derivative changes are of one pass.
+    together = [(v, c) for v, c in last.items() if not any(made[v] in after[u] for u in last)]
     tried = set[frozenset[Start]]()
-    for group in (g for g in groups if len(g) <= _MOST_ENDS):
-        for each in ([_result(graph, *start) for start in group], group):
-            if frozenset(each) not in tried:
+    for group in filter(None, (together, *([start] for start in last.items()))):
+        results = [_result(graph, *start) for start in group]
+        inner = [_result(graph, v, c) for v, c in found.items() if v not in last]
+        for each in ([*results, *_between(graph, results, inner)], results, group):
+            if len(each) <= _MOST_ENDS and frozenset(each) not in tried:
                 tried.add(frozenset(each))
                 yield each
 
@@ -66,7 +65,7 @@ def _of_products(graph: Graph) -> Iterator[Start]:
         ]
         if not later:
             continue
-        needed = {a for e in graph.needed([v])[0] for a in e.invars}
+        needed = {a for e in graph.needed([v])[0] for a in e.invars if is_var(a)}
         moved = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
         for c in dict.fromkeys(later):
             if c not in needed and (c in moved or not any(map(_is_product, graph.needed([c])[0]))):
@@ -95,6 +94,22 @@ def _result(graph: Graph, v: Var, c: Var) -> Start:
         else:
             return v, c
     return v, c
+
+
+def _between(graph: Graph, ends: Sequence[Start], inner: Sequence[Start]) -> Iterator[Start]:
+    """Values that a loss reads besides the last results, such as those of an encoder.
+
+    Their cotangents are sums of one that is computed for the loss, and of one from `ends`.
+    """
+    moved = {v for e in computed_from([c for _, c in ends], graph.eqns) for v in e.outvars}
+    for v, c in inner:
+        while (made := graph.producer(c, "add", "add_any")) is not None:
+            own = [a for a in made.invars if is_var(a) and a not in moved]
+            if len(own) == 1:
+                yield v, own[0]
+            c = made.invars[0]  # the sum of those before
+            if own or not is_var(c):
+                break
 
 
 def _is_product(eqn: Eqn) -> bool:

@@ -100,6 +100,8 @@ def forward(file: Writer, body: Body, eqn: Forward) -> Placed:
     if count > eqn.ends:
         pattern = (ends, count, unpacking(range(eqn.ends, count)))
     hints = [*made.hints, "pullback"]
+    if eqn.ends == 1:
+        hints[0] = "output"
     return Placed(run, False, [made.function], hints, pattern=pattern)
 
 

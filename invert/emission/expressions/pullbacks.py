@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import numpy as np
 from jax.extend.core import Primitive
 
-from invert._private.jax import open_jaxpr, rename
+from invert._private.jax import open_jaxpr, rename_operands, renamed
 from invert.ir.graph import is_var
 from invert.ir.jaxprs import copied
-from invert.ir.types import Atom, Eqn, Jaxpr, Params, Var
+from invert.ir.types import Atom, Eqn, Jaxpr, Params, ShapedArray, Var
 from invert.ir.value_and_grad import reads, value_and_grad_p
 
 _FORWARD, _PULLED_BACK = Primitive("forward"), Primitive("pulled_back")
@@ -45,10 +44,6 @@ class PulledBack(Eqn):
     primitive: Primitive = _PULLED_BACK
     params: Params = dataclasses.field(default_factory=dict)
 
-    def replace(self, **changes: object) -> PulledBack:
-        """A copy with other operands."""
-        return dataclasses.replace(self, **changes)
-
 
 def unpacked(jaxpr: Jaxpr) -> Jaxpr:
     """The body, with what computes cotangents as equations of it."""
@@ -56,8 +51,9 @@ def unpacked(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     eqns, names = list[Eqn](), dict[Var, Atom]()
     for eqn in jaxpr.eqns:
-        eqns += _unpacked(eqn, names) if _has_cotangents(eqn) else [eqn]
-    return rename(jaxpr.replace(eqns=eqns), names)
+        own = rename_operands(eqn, names)
+        eqns += _unpacked(own, names) if _has_cotangents(own) else [own]
+    return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
 
 
 def _has_cotangents(eqn: Eqn) -> bool:
@@ -71,7 +67,7 @@ def _unpacked(eqn: Eqn, names: dict[Var, Atom]) -> list[Eqn]:
     given = open_jaxpr(eqn.params["cotangents"])
     results = eqn.outvars[: len(open_jaxpr(closed).outvars)]
     more = eqn.outvars[len(results) : len(eqn.outvars) - count]
-    pullback = Var(jax.core.ShapedArray((), np.dtype(bool)))
+    pullback = Var(ShapedArray((), np.dtype(bool)))
     forward = Forward(eqn, eqn.invars[split:], [*results, pullback], ends)
     env: dict[Var, Atom] = dict(zip(given.invars, (*results, *eqn.invars[:split]), strict=True))
     for a, v in zip(given.outvars[ends:], more, strict=True):
