@@ -517,6 +517,8 @@ class _Loss:
         for values, derivative in zip(found.values(), derivatives, strict=True):
             names |= dict.fromkeys(values, derivative)
         inside, read = self._of_cotangents()
+        if any(e.primitive.name in kinds.CONTRACTIONS for e in inside):
+            return None  # the backward pass has begun before
         own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
         rest = [e for e in renamed.eqns if own.isdisjoint(e.outvars)]

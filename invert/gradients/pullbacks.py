@@ -7,6 +7,7 @@ what the last products read, which tells both.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
 
 from invert.ir import kinds
@@ -55,19 +56,20 @@ def _of_products(graph: Graph) -> Iterator[Start]:
     """Results of products that a later product differentiates: it reads an operand and `c`."""
     for eqn in filter(_is_product, graph.eqns):
         (v,) = eqn.outvars
-        later = [
+        # One that is read with both operands comes first: layers may share one of them.
+        later = collections.Counter(
             c
             for a in filter(is_var, eqn.invars)
             for user in graph.users[a]
             if _is_product(user) and graph.index[user] > graph.index[eqn]
             for c in filter(is_var, user.invars)
             if _alike(c, v) and c not in eqn.invars and c is not v
-        ]
+        )
         if not later:
             continue
         needed = {a for e in graph.needed([v])[0] for a in e.invars if is_var(a)}
         moved = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
-        for c in dict.fromkeys(later):
+        for c, _ in later.most_common():
             if c not in needed and (c in moved or not any(map(_is_product, graph.needed([c])[0]))):
                 yield v, c
                 break
