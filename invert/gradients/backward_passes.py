@@ -136,23 +136,32 @@ def with_gradients(
     - `fits`: whether a result may be used.
     """
     ends = program.invars, program.outvars
+    # A stored derivative is compared with that of the equations as they are.
+    pulls = custom_gradient_p.name not in names_in(program)
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
         if (jaxpr.invars, jaxpr.outvars) == ends or jaxpr.constvars:
             return jaxpr
-        return _with_own(jaxpr, recognize, lambda derived: True)
+        return _with_own(jaxpr, recognize, lambda derived: True, pulls)
 
     inside = map_jaxprs(program, inner)
     if inside is not program and not fits(inside):
         inside = program
-    found = _with_own(inside, recognize, fits)
+    found = _with_own(inside, recognize, fits, pulls)
     return None if found is program else found
 
 
-def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
-    """As `with_gradients`, for the outermost equations."""
+def _with_own(
+    program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool], pulls: bool
+) -> Jaxpr:
+    """As `with_gradients`, for the outermost equations.
+
+    **Arguments:**
+
+    - `pulls`: whether derivatives of values that are no number are found.
+    """
     found = _with_losses(program, recognize, fits)
-    return _with_pullbacks(found, recognize, fits)
+    return _with_pullbacks(found, recognize, fits) if pulls else found
 
 
 def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
