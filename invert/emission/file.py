@@ -22,6 +22,7 @@ from invert.emission.expressions import (
 )
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.proof import Prover
+from invert.emission.expressions.pullbacks import Forward, PulledBack
 from invert.emission.expressions.render import render
 from invert.emission.expressions.statements import FunctionText, Statement
 from invert.emission.expressions.writer import Writer
@@ -72,6 +73,10 @@ class File(Writer):
         placed = self.layer(body, eqn)
         if placed is None and eqn.primitive is value_and_grad_p:
             placed = derivatives.value_and_grad(self, body, eqn)
+        if placed is None and isinstance(eqn, Forward):
+            placed = derivatives.forward(self, body, eqn)
+        if placed is None and isinstance(eqn, PulledBack):
+            placed = derivatives.pulled_back(body, eqn)
         if placed is None and isinstance(eqn, TreeMap):
             placed = trees.tree_map(self, body, eqn)
         return placed if placed is not None else control_flow.structured(self, body, eqn)

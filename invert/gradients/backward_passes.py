@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 
 import jax
@@ -34,6 +35,7 @@ from invert._private.jax import (
 )
 from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
+from invert.gradients.pullbacks import starts
 from invert.gradients.settle import plain
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
@@ -55,13 +57,30 @@ from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
 from invert.ir.order import postorder
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Value, Var
-from invert.ir.value_and_grad import value_and_grad, value_and_grad_p
+from invert.ir.types import (
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    JaxFunction,
+    Jaxpr,
+    Literal,
+    Value,
+    Var,
+)
+from invert.ir.value_and_grad import (
+    differentiated,
+    pulled_back,
+    value_and_grad,
+    value_and_grad_p,
+)
 
 Recognize = Callable[[Jaxpr], Jaxpr]
 
 # How many numbers of a program are looked at, and how many are differentiated and compared.
 _MOST_NUMBERS, _MOST_TRIED = 32, 4
+# How many backward passes of no number are looked for, one after another.
+_MOST_PULLBACKS = 8
 # A loss of fewer equations is as short as its derivative.
 _FEWEST = 3
 # At most this many values are returned beside a loss, such as its parts and new statistics.
@@ -101,7 +120,7 @@ def lowered(program: Jaxpr) -> Jaxpr:
 def _traced(eqn: Eqn) -> ClosedJaxpr | None:
     if eqn.primitive is not value_and_grad_p:
         return None
-    run = value_and_grad(eqn.params["jaxpr"], eqn.params["count"])
+    run = differentiated(**eqn.params)
     # Branches fill arrays that only others save for the derivative.
     return without_empty(trace_closed(run, *map(type_of, eqn.invars)))
 
@@ -117,21 +136,36 @@ def with_gradients(
     - `fits`: whether a result may be used.
     """
     ends = program.invars, program.outvars
+    # A stored derivative is compared with that of the equations as they are.
+    pulls = custom_gradient_p.name not in names_in(program)
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
         if (jaxpr.invars, jaxpr.outvars) == ends or jaxpr.constvars:
             return jaxpr
-        return _with_own(jaxpr, recognize, lambda derived: True)
+        return _with_own(jaxpr, recognize, lambda derived: True, pulls)
 
     inside = map_jaxprs(program, inner)
     if inside is not program and not fits(inside):
         inside = program
-    found = _with_own(inside, recognize, fits)
+    found = _with_own(inside, recognize, fits, pulls)
     return None if found is program else found
 
 
-def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
-    """As `with_gradients`, for the outermost equations."""
+def _with_own(
+    program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool], pulls: bool
+) -> Jaxpr:
+    """As `with_gradients`, for the outermost equations.
+
+    **Arguments:**
+
+    - `pulls`: whether derivatives of values that are no number are found.
+    """
+    found = _with_losses(program, recognize, fits)
+    return _with_pullbacks(found, recognize, fits) if pulls else found
+
+
+def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
+    """With derivatives of numbers that the program computes."""
     if not any(is_var(v) and _is_number(v) for v in program.outvars):
         return program
     found = program
@@ -146,6 +180,27 @@ def _with_own(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool
         if (derived := apart.searched(number, recognize, fits)) is not None:
             return derived
     return found
+
+
+def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
+    """With derivatives of what the program computes no number of."""
+    for _ in range(_MOST_PULLBACKS):
+        graph, found = Graph(program), list[Jaxpr]()
+        for group in itertools.islice(starts(graph), _MOST_TRIED):
+            results, cotangents = zip(*group, strict=True)
+            derived = _Search(graph, results, recognize, fits, cotangents).run()
+            if derived is not None:
+                found.append(derived)
+                if next(starts(Graph(derived)), None) is None:
+                    break  # no backward pass is left
+        if not found:
+            return program
+        program = max(found, key=_count_of_derivatives)
+    return program
+
+
+def _count_of_derivatives(program: Jaxpr) -> int:
+    return sum(e.params["count"] for e in program.eqns if e.primitive is value_and_grad_p)
 
 
 def _with_scaled_numbers(program: Jaxpr) -> Iterator[tuple[Jaxpr, Var]]:
@@ -199,8 +254,7 @@ class _Apart:
     ) -> Jaxpr | None:
         """The program with a number of the second part and its derivatives as one equation."""
         if not self.given:
-            search = _Search(self.graph, number, recognize, fits)
-            return search.run()
+            return _Search(self.graph, [number], recognize, fits).run()
         jaxpr, given = self.graph.jaxpr, {*self.given}
         rest = [e for e in jaxpr.eqns if given.isdisjoint(e.outvars)]
         second = Graph(jaxpr.replace(invars=[*jaxpr.invars, *self.given], eqns=rest))
@@ -209,7 +263,7 @@ class _Apart:
             whole = self._joined(derived)
             return whole is not None and fits(whole)
 
-        found = _Search(second, number, recognize, whole_fits).run()
+        found = _Search(second, [number], recognize, whole_fits).run()
         return None if found is None else self._joined(found)
 
     def _joined(self, second: Jaxpr) -> Jaxpr | None:
@@ -251,26 +305,33 @@ def _is_number(v: Atom) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Looks for the derivatives of one number."""
+    """Looks for the derivatives of one number, or of some values.
+
+    **Arguments:**
+
+    - `ends`: the number, or the values.
+    - `cotangents`: values of the program that are the cotangents of `ends`; none for a number.
+    """
 
     graph: Graph
-    number: Var
+    ends: Sequence[Var]
     recognize: Recognize
     fits: Callable[[Jaxpr], bool]
+    cotangents: Sequence[Var] = ()
 
     @functools.cached_property
     def needed(self) -> Sequence[Eqn]:
-        """The equations that compute it."""
-        return self.graph.needed([self.number])[0]
+        """The equations that compute them."""
+        return self.graph.needed(self.ends)[0]
 
     def run(self) -> Jaxpr | None:
-        """The program with the number and its derivatives as one equation."""
+        """The program with the number, or the values, and its derivatives as one equation."""
         if any(e.primitive is value_and_grad_p for e in self.needed):
             return None
-        if not self._may_have_derivatives():
+        if not self.cotangents and not self._may_have_derivatives():
             return None
         others: list[Var] = []
-        for found in self._with_results([self.number]):
+        for found in self._with_results(self.ends):
             used = self._still_used(found)
             if not used and self.fits(found.program):
                 return found.program
@@ -280,20 +341,27 @@ class _Search:
                 break  # no form of the loss would find more derivatives
         if not 0 < len(others) <= _MOST_OTHERS:
             return None
-        whole = (found.program for found in self._with_results([self.number, *others]))
+        whole = (found.program for found in self._with_results([*self.ends, *others]))
         return next(filter(self.fits, whole), None)
 
     def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
-        """Programs with the number, and perhaps more results, and derivatives as one equation."""
-        count = len(self.graph.eqns)
+        """Programs with the ends, and perhaps more results, and derivatives as one equation."""
         for forward in _forwards(self.graph, results, self.recognize):
-            found = _Loss(self.graph, results, forward).replaced()
-            if found is None:
+            found = _Loss(self.graph, results, forward, self.cotangents).replaced()
+            if found is None or (self.cotangents and not self._is_clear(found)):
                 continue
             # The backward pass takes at least as many equations as what it differentiates.
             fewest = len(self.needed) - self._count_of_fixed(found)
-            if count - len(found.program.eqns) >= fewest:
+            if len(self.graph.eqns) - found.size >= fewest:
                 yield found
+
+    def _is_clear(self, found: _Found) -> bool:
+        """Return whether some products are more likely a backward pass than a model's own.
+
+        A model that multiplies with a matrix and with its transpose has both passes of a product.
+        """
+        products = [e for e in self.needed if e.primitive.name in kinds.CONTRACTIONS]
+        return len(found.moving) > 1 or len(products) > 1
 
     def _count_of_fixed(self, found: _Found) -> int:
         """How many equations only the loss uses, and none of `found.moving` changes.
@@ -348,19 +416,31 @@ class _Search:
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-    """A program with an equation of `value_and_grad`, which differentiates by `moving`."""
+    """A program with an equation of `value_and_grad`, which differentiates by `moving`.
+
+    **Arguments:**
+
+    - `size`: how many equations it has, with those of the cotangents.
+    """
 
     program: Jaxpr
     moving: Sequence[Var]
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """A number of a program, perhaps with others, and a program that computes them."""
+    """A number of a program, perhaps with others, and a program that computes them.
+
+    **Arguments:**
+
+    - `cotangents`: those of the first results, if the program has no number to differentiate.
+    """
 
     graph: Graph
     results: Sequence[Var]
     forward: ClosedJaxpr
+    cotangents: Sequence[Var] = ()
 
     def replaced(self) -> _Found | None:
         """The program with the number and its derivatives as one equation."""
@@ -396,13 +476,15 @@ class _Loss:
         """
         if not places:
             return {}
-        results = [*self.results, *candidates]
+        results = [*self.results, *candidates, *self.cotangents]
         own = dce(self.graph.jaxpr.replace(outvars=results))
         order, closed = self._split(places)
-        run = value_and_grad(closed, len(places))
 
         def both(*values: Value) -> list[Value]:
-            return [*eval_closed(own, values), *run(*(values[i] for i in order))]
+            found = eval_closed(own, values)
+            cotangents = found[len(found) - len(self.cotangents) :]
+            run = self._function(closed, len(places), lambda *results: cotangents)
+            return [*found, *run(*(values[i] for i in order))]
 
         try:
             with only_refusals():
@@ -420,22 +502,69 @@ class _Loss:
         }
         return {i: values for i, values in found.items() if values}
 
-    def _with(self, found: dict[int, list[Var]]) -> _Found:
+    def _function(
+        self, closed: ClosedJaxpr, count: int, cotangents: Callable[..., Sequence[Value]]
+    ) -> JaxFunction:
+        if not self.cotangents:
+            return value_and_grad(closed, count)
+        return pulled_back(closed, count, len(self.cotangents), cotangents)
+
+    def _with(self, found: dict[int, list[Var]]) -> _Found | None:
         jaxpr, places = self.graph.jaxpr, list(found)
         order, closed = self._split(places)
-        run = functools.partial(value_and_grad_p.bind, jaxpr=closed, count=len(places))
-        (eqn,) = open_jaxpr(trace_closed(run, *(v.aval for v in open_jaxpr(closed).invars))).eqns
         moving = [jaxpr.invars[i] for i in places]
-        made = [Var(v.aval) for v in (*self.results, *moving)]
-        eqn = eqn.replace(invars=[jaxpr.invars[i] for i in order], outvars=made)
-        names: dict[Var, Atom] = dict(zip(self.results, made, strict=False))
-        for values, derivative in zip(found.values(), made[len(self.results) :], strict=True):
+        derivatives = [Var(v.aval) for v in moving]
+        made = [Var(v.aval) for v in self.results]
+        names: dict[Var, Atom] = dict(zip(self.results, made, strict=True))
+        for values, derivative in zip(found.values(), derivatives, strict=True):
             names |= dict.fromkeys(values, derivative)
+        inside, read = self._of_cotangents()
+        if any(e.primitive.name in kinds.CONTRACTIONS for e in inside):
+            return None  # the backward pass has begun before
+        own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
+        rest = [e for e in renamed.eqns if own.isdisjoint(e.outvars)]
+        # What else the program reads of the equations of the cotangents, these return, too.
+        _, outside = Graph(renamed.replace(eqns=rest)).needed(renamed.outvars)
+        more = [v for v in outside if v in own]
+        operands = [*(names.get(v, v) for v in read), *(jaxpr.invars[i] for i in order)]
+        bind = functools.partial(
+            value_and_grad_p.bind,
+            jaxpr=closed,
+            count=len(places),
+            cotangents=self._cotangents_program(inside, read, more) if self.cotangents else None,
+            ends=len(self.cotangents),
+        )
+        (eqn,) = open_jaxpr(trace_closed(bind, *map(type_of, operands))).eqns
+        eqn = eqn.replace(invars=operands, outvars=[*made, *more, *derivatives])
         # The program may use derivatives before it computes the number.
         place = min(self.graph.index[self.graph.producers[v]] for v in (*self.results, *names))
-        eqns = [*renamed.eqns[:place], eqn, *renamed.eqns[place:]]
-        return _Found(dce(renamed.replace(eqns=eqns)), moving)
+        first = [e for e in renamed.eqns[:place] if own.isdisjoint(e.outvars)]
+        eqns = [*first, eqn, *rest[len(first) :]]
+        ordered = in_order(eqns)
+        if len(ordered) < len(eqns):
+            return None
+        program = dce(renamed.replace(eqns=ordered))
+        return _Found(program, moving, len(program.eqns) + len(inside))
+
+    def _of_cotangents(self) -> tuple[list[Eqn], list[Var]]:
+        """What computes the cotangents from the results, and what else that reads."""
+        needed, _ = self.graph.needed(self.cotangents, given=self.results)
+        eqns = computed_from(self.results, needed)
+        made = {*self.results, *(v for e in eqns for v in e.outvars)}
+        atoms = (*(a for e in eqns for a in e.invars), *self.cotangents)
+        return eqns, [*dict.fromkeys(a for a in atoms if is_var(a) and a not in made)]
+
+    def _cotangents_program(
+        self, eqns: Sequence[Eqn], read: Sequence[Var], more: Sequence[Var]
+    ) -> ClosedJaxpr:
+        body = self.graph.jaxpr.replace(
+            constvars=[],
+            invars=[*self.results, *read],
+            outvars=[*self.cotangents, *more],
+            eqns=list(eqns),
+        )
+        return trace_closed(functools.partial(_evaluated, body), *map(type_of, body.invars))
 
 
 def _moves(eqn: Eqn) -> bool:

@@ -1,12 +1,13 @@
-"""The equation of a number and its gradients, as `jax.value_and_grad` makes them.
+"""The equation of derivatives that a program computes, as `jax.value_and_grad` or `jax.vjp` does.
 
-A program that trains holds the loss, and the backward pass of its derivative as further equations.
-For its text, both become one equation that holds the loss alone.
+A program that trains holds what it differentiates, and the backward pass as further equations. For
+its text, both become one equation that holds the first alone: the loss, or where the program does
+not compute one, what its cotangents are for, and how they are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.interpreters import mlir
@@ -14,8 +15,11 @@ from jax.interpreters import mlir
 from invert._private.jax import Primitive, eval_closed, open_jaxpr
 from invert.ir.types import ClosedJaxpr, JaxFunction, Value
 
-# Operands: what the loss closes over, then what it is differentiated by.
-# Results: the loss, what it returns beside it, and the derivatives.
+# Parameters: `jaxpr` is what is differentiated by its last `count` arguments. `ends` of its results
+# have cotangents, which are the first results of `cotangents`; for a loss, both are none. This
+# program takes all results of `jaxpr`, and other values.
+# Operands: the other values, what `jaxpr` closes over, and what it is differentiated by.
+# Results: those of `jaxpr`, more results of `cotangents`, and the derivatives.
 value_and_grad_p = Primitive("value_and_grad")
 value_and_grad_p.multiple_results = True
 
@@ -40,12 +44,66 @@ def value_and_grad(closed: ClosedJaxpr, count: int) -> JaxFunction:
     return run
 
 
-def _run(*values: Value, jaxpr: ClosedJaxpr, count: int) -> list[Value]:
-    return value_and_grad(jaxpr, count)(*values)
+def pulled_back(
+    closed: ClosedJaxpr, count: int, ends: int, cotangents: Callable[..., Sequence[Value]]
+) -> JaxFunction:
+    """The function of a program that also returns derivatives by its last `count` arguments.
+
+    **Arguments:**
+
+    - `cotangents`: computes those of the first `ends` results from all of them. Other values that
+      it returns are returned before the derivatives.
+    """
+
+    def run(*values: Value) -> list[Value]:
+        fixed, moving = values[: len(values) - count], values[len(values) - count :]
+
+        def forward(*moving: Value) -> tuple[Sequence[Value], Sequence[Value]]:
+            results = eval_closed(closed, [*fixed, *moving])
+            return results[:ends], results[ends:]
+
+        results, pullback, others = jax.vjp(forward, *moving, has_aux=True)
+        given = cotangents(*results, *others)
+        return [*results, *others, *given[ends:], *pullback(list(given[:ends]))]
+
+    return run
 
 
-def _types(*avals: Value, jaxpr: ClosedJaxpr, count: int) -> list[Value]:
-    return [*(v.aval for v in open_jaxpr(jaxpr).outvars), *avals[len(avals) - count :]]
+def reads(jaxpr: ClosedJaxpr, cotangents: ClosedJaxpr | None) -> int:
+    """How many operands of an equation only its cotangents read."""
+    if cotangents is None:
+        return 0
+    return len(open_jaxpr(cotangents).invars) - len(open_jaxpr(jaxpr).outvars)
+
+
+def differentiated(
+    jaxpr: ClosedJaxpr, count: int, cotangents: ClosedJaxpr | None, ends: int
+) -> JaxFunction:
+    """The function of an equation, by its parameters."""
+    if cotangents is None:
+        return value_and_grad(jaxpr, count)
+    split = reads(jaxpr, cotangents)
+
+    def run(*values: Value) -> list[Value]:
+        def given(*results: Value) -> list[Value]:
+            return eval_closed(cotangents, [*results, *values[:split]])
+
+        return pulled_back(jaxpr, count, ends, given)(*values[split:])
+
+    return run
+
+
+def _run(*values: Value, **params: Value) -> list[Value]:
+    return differentiated(**params)(*values)
+
+
+def _types(
+    *avals: Value, jaxpr: ClosedJaxpr, count: int, cotangents: ClosedJaxpr | None, ends: int
+) -> list[Value]:
+    results = list(open_jaxpr(jaxpr).outvars)
+    if cotangents is not None:
+        results += open_jaxpr(cotangents).outvars[ends:]
+    return [*(v.aval for v in results), *avals[len(avals) - count :]]
 
 
 value_and_grad_p.def_impl(_run)

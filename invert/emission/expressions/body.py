@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from invert.emission.expressions import helpers, keys, literals, products, spelling
+from invert.emission.expressions import helpers, keys, literals, products, pullbacks, spelling
 from invert.emission.expressions.groups import groups_of
 from invert.emission.expressions.library import HIDDEN
 from invert.emission.expressions.spelling import FLOWS
@@ -193,6 +193,7 @@ class Body:
             v: _name_of_field(e) for v, e in (given or {}).items() if isinstance(e, ast.Attribute)
         }
         self.program = writer.program
+        jaxpr = pullbacks.unpacked(jaxpr)
         self.graph = Graph(jaxpr if writer.plain else keys.unpacked(jaxpr))
         self.wanted = {**({} if writer.plain else roles.roles(self.graph)), **(wanted or {})}
         self._apart = set() if writer.plain else roles.apart(self.graph, self.wanted)

@@ -1,4 +1,4 @@
-"""Writes a number and its derivatives as `jax.value_and_grad` of a function."""
+"""Writes derivatives as `jax.value_and_grad` or `jax.vjp` of a function."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.control_flow import constants_of, packed, read_by, unpacking
+from invert.emission.expressions.pullbacks import Forward, PulledBack
 from invert.emission.expressions.statements import FunctionText, Pattern
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
@@ -17,7 +18,7 @@ from invert.emission.python.nouns import says
 from invert.emission.python.syntax import call, number
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import is_var
-from invert.ir.types import Atom, Eqn, Var
+from invert.ir.types import Atom, ClosedJaxpr, Eqn, Var
 
 
 @dataclasses.dataclass
@@ -44,20 +45,120 @@ class _Argument:
         return _with_root(self.parts[i], self.value, ast.Name(token, ast.Load()))
 
 
+@dataclasses.dataclass
+class _Differentiated:
+    """A function that is differentiated.
+
+    **Arguments:**
+
+    - `hints`: preferred names of its results.
+    """
+
+    function: FunctionText
+    arguments: Sequence[_Argument]
+    hints: Sequence[str]
+
+    @property
+    def values(self) -> list[ast.expr]:
+        """The arguments, as expressions of the caller."""
+        return [a.value for a in self.arguments]
+
+
 def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
     """`loss, grads = jax.value_and_grad(loss)(params)`."""
-    closed, count = eqn.params["jaxpr"], eqn.params["count"]
+    count = eqn.params["count"]
+    made = _differentiated(file, body, eqn.params["jaxpr"], eqn.invars, count, "loss_fn", 1)
+    results = len(eqn.outvars) - count
+    keywords: dict[str, ast.expr] = {}
+    if len(made.arguments) > 1:
+        keywords["argnums"] = syntax.tuple_of(map(number, range(len(made.arguments))))
+    if results > 1:
+        keywords["has_aux"] = number(True)
+    run = call("jax.value_and_grad", ast.Name(made.function.token, ast.Load()), **keywords)
+    derived = _Derived.of(body, made.arguments, eqn.invars[-count:], eqn.outvars, results)
+    pattern = (_nested(results, 1), _one_or_tuple(derived.patterns))
+    return Placed(
+        call(run, *made.values),
+        False,
+        [made.function],
+        ["loss", *made.hints[1:], *derived.hints],
+        pattern=pattern,
+        trees=derived.trees,
+    )
+
+
+def forward(file: Writer, body: Body, eqn: Forward) -> Placed:
+    """`logits, pullback = jax.vjp(model, params)`."""
+    closed, count = eqn.eqn.params["jaxpr"], eqn.eqn.params["count"]
+    made = _differentiated(file, body, closed, eqn.invars, count, "forward", eqn.ends)
+    eqn.params["arguments"] = made.arguments
+    count = len(eqn.outvars) - 1
+    keywords = {"has_aux": number(True)} if count > eqn.ends else {}
+    run = call("jax.vjp", ast.Name(made.function.token, ast.Load()), *made.values, **keywords)
+    ends = unpacking(range(eqn.ends))
+    pattern: Pattern = (ends, count)
+    if count > eqn.ends:
+        pattern = (ends, count, unpacking(range(eqn.ends, count)))
+    hints = [*made.hints, "pullback"]
+    if eqn.ends == 1:
+        hints[0] = "output"
+    return Placed(run, False, [made.function], hints, pattern=pattern)
+
+
+def pulled_back(body: Body, eqn: PulledBack) -> Placed:
+    """`grads = pullback(cotangents)[0]`."""
+    pullback, *cotangents = map(body.operand, eqn.invars)
+    arguments = eqn.forward.params["arguments"]
+    moving = eqn.forward.invars[len(eqn.forward.invars) - len(eqn.outvars) :]
+    derived = _Derived.of(body, arguments, moving, eqn.outvars, 0)
+    expression: ast.expr = call(pullback, packed(cotangents))
+    if len(arguments) == 1:
+        expression = ast.Subscript(expression, number(0), ast.Load())
+    return Placed(
+        expression,
+        False,
+        hints=derived.hints,
+        pattern=_one_or_tuple(derived.patterns),
+        trees=derived.trees,
+    )
+
+
+def _nested(count: int, ends: int) -> Pattern:
+    """The pattern of some results with cotangents, and others."""
+    own = unpacking(range(ends))
+    return (own, unpacking(range(ends, count))) if count > ends else own
+
+
+def _one_or_tuple(patterns: Sequence[Pattern]) -> Pattern:
+    return patterns[0] if len(patterns) == 1 else tuple(patterns)
+
+
+def _differentiated(
+    file: Writer,
+    body: Body,
+    closed: ClosedJaxpr,
+    operands: Sequence[Atom],
+    count: int,
+    name: str,
+    ends: int,
+) -> _Differentiated:
+    """A program as a local function of its last `count` operands.
+
+    **Arguments:**
+
+    - `name`: the preferred name.
+    - `ends`: how many results are differentiated; others are returned beside them.
+    """
     inner = open_jaxpr(closed)
-    split = len(eqn.invars) - count
-    others = len(inner.outvars) - 1
-    arguments = _arguments(body, eqn.invars[:split], eqn.invars[split:])
+    split = len(operands) - count
+    arguments = _arguments(body, operands[:split], operands[split:])
     given = constants_of(closed)
     given |= {
-        v: read_by(body, a) for v, a in zip(inner.invars[:split], eqn.invars[:split], strict=True)
+        v: read_by(body, a) for v, a in zip(inner.invars[:split], operands[:split], strict=True)
     }
     names: dict[Atom, str] = {
         v: body.names[a]
-        for v, a in zip(inner.invars, eqn.invars, strict=True)
+        for v, a in zip(inner.invars, operands, strict=True)
         if is_var(a) and a in body.names
     }
     types = {}
@@ -71,49 +172,64 @@ def value_and_grad(file: Writer, body: Body, eqn: Eqn) -> Placed:
                 types[argument.token] = body.type_of(moving[i])
     with file.prover.of_derivatives():
         inside = Body(file, inner, given, names)
-        value, *more = inside.run()
-    if others:
-        value = syntax.tuple_of([value, packed(more)])
+        results = inside.run()
+    value = packed(results[:ends])
+    if len(results) > ends:
+        value = syntax.tuple_of([value, packed(results[ends:])])
     function = FunctionText(
         syntax.new_token(),
-        "loss_fn",
+        name,
         [a.token for a in arguments],
         [a.hint for a in arguments],
         inside.statements,
         value,
         types=types,
     )
-    keywords: dict[str, ast.expr] = {}
-    if len(arguments) > 1:
-        keywords["argnums"] = syntax.tuple_of(map(number, range(len(arguments))))
-    if others:
-        keywords["has_aux"] = number(True)
-    run = call("jax.value_and_grad", ast.Name(function.token, ast.Load()), **keywords)
-    results: Pattern = (0, unpacking(range(1, 1 + others))) if others else 0
-    trees: list[str] = []
-    patterns: list[Pattern] = []
-    hints = ["loss", *(_says_or(inside, v) for v in inner.outvars[1:]), *["grad"] * count]
-    more_hints: list[str] = []
-    for argument in arguments:
-        if argument.is_tree:
-            tree = syntax.new_token()
-            patterns.append(len(eqn.outvars) + len(trees))
-            trees.append(tree)
-            more_hints.append("grads" if len(arguments) == 1 else f"{argument.hint}_grads")
-            for i in argument.parts:
-                body.given[body.token(eqn.outvars[1 + others + i])] = argument.part(i, tree)
-            derived = dict(zip(eqn.invars[split:], eqn.outvars[1 + others :], strict=True))
-            _add_tree(body, argument.value, derived, ast.Name(tree, ast.Load()), more_hints[-1])
-        else:
-            (i,) = argument.parts
-            patterns.append(1 + others + i)
-            if says(argument.hint):
-                hints[1 + others + i] = f"{argument.hint}_grad"
-    pattern = (results, patterns[0] if len(patterns) == 1 else tuple(patterns))
-    expression = call(run, *(a.value for a in arguments))
-    return Placed(
-        expression, False, [function], [*hints, *more_hints], pattern=pattern, trees=trees
-    )
+    return _Differentiated(function, arguments, [_says_or(inside, v) for v in inner.outvars])
+
+
+@dataclasses.dataclass
+class _Derived:
+    """The derivatives by some arguments, as targets of a statement.
+
+    **Arguments:**
+
+    - `hints`: preferred names of the derivatives, and then of the trees.
+    """
+
+    patterns: list[Pattern]
+    hints: list[str]
+    trees: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        body: Body,
+        arguments: Sequence[_Argument],
+        moving: Sequence[Atom],
+        results: Sequence[Var],
+        first: int,
+    ) -> _Derived:
+        """The last of an equation's results, after the first ones."""
+        hints, more_hints, trees = ["grad"] * len(moving), list[str](), list[str]()
+        patterns: list[Pattern] = []
+        for argument in arguments:
+            if argument.is_tree:
+                tree = syntax.new_token()
+                patterns.append(len(results) + len(trees))
+                trees.append(tree)
+                more_hints.append("grads" if len(arguments) == 1 else f"{argument.hint}_grads")
+                for i in argument.parts:
+                    body.given[body.token(results[first + i])] = argument.part(i, tree)
+                derived = dict(zip(moving, results[first:], strict=True))
+                name = ast.Name(tree, ast.Load())
+                _add_tree(body, argument.value, derived, name, more_hints[-1])
+            else:
+                (i,) = argument.parts
+                patterns.append(first + i)
+                if says(argument.hint):
+                    hints[i] = f"{argument.hint}_grad"
+        return cls(patterns, [*hints, *more_hints], trees)
 
 
 def _add_tree(

@@ -24,7 +24,7 @@ from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.sizes import DimSize, Shape
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Var
-from invert.ir.value_and_grad import value_and_grad_p
+from invert.ir.value_and_grad import reads, value_and_grad_p
 
 # An axis of a variable, in a call of the program that the variable is of.
 Axis: TypeAlias = tuple[int, Var, int]
@@ -323,9 +323,16 @@ class Ties:
     # The rules of primitives.
 
     def _derivatives(self, eqn: Eqn) -> None:
-        """A number, and derivatives of the types of the last operands."""
-        count = eqn.params["count"]
-        self._run(eqn.params["jaxpr"], eqn.invars, eqn.outvars[: len(eqn.outvars) - count])
+        """Some results, and derivatives of the types of the last operands."""
+        jaxpr, count = eqn.params["jaxpr"], eqn.params["count"]
+        cotangents, ends = eqn.params["cotangents"], eqn.params["ends"]
+        split = reads(jaxpr, cotangents)
+        results = eqn.outvars[: len(open_jaxpr(jaxpr).outvars)]
+        self._run(jaxpr, eqn.invars[split:], results)
+        if cotangents is not None:
+            more = eqn.outvars[len(results) : len(eqn.outvars) - count]
+            read = [*results, *eqn.invars[:split]]
+            self._run(cotangents, read, [*results[:ends], *more])
         for a, v in zip(eqn.invars[-count:], eqn.outvars[-count:], strict=True):
             self._same(a, v)
 
