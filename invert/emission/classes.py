@@ -429,9 +429,9 @@ class Classes:
         )
 
     def _start(self, value: Var | Node) -> Hashable:
-        """The initializer of a field, without sizes."""
+        """The initializer of a field, with the rank of its array but without sizes."""
         if not isinstance(value, Node):
-            return self.inits.starts.of(value)
+            return self.inits.starts.of(value), len(self.file.program.shape(value))
         natives = [n for m in modules_of(value) if (n := construct.native_of(m)) is not None]
         return tuple((n.kind, n.keywords, len(n.args), n.keyed) for n in natives)
 

@@ -190,10 +190,14 @@ def scope_of(constraints: Sequence[Constraint]) -> jax.export.SymbolicScope:
     """The scope with those constraints that JAX can represent."""
     kept: tuple[str, ...] = ()
     names = sorted({d for c in constraints for d in c.dimensions})
-    # An equality replaces a dimension, but not in earlier constraints: JAX's comparisons then
-    # recur without end (jax/_src/export/shape_poly_decision.py, jax 0.10.2).
-    equalities_first = sorted(_multiples(constraints), key=lambda c: c.relation != "eq")
-    for text in filter(None, (c.text() for c in equalities_first)):
+    # An equality replaces a dimension, but not in earlier constraints: expressions would still
+    # hold it, or JAX's comparisons recur without end (jax/_src/export/shape_poly_decision.py, jax
+    # 0.10.2). So those of dimensions come first.
+    ordered = sorted(
+        _multiples(constraints),
+        key=lambda c: (c.relation != "eq", dimension(c.left) is None),
+    )
+    for text in filter(None, (c.text() for c in ordered)):
         orders = ((*kept, text), (text, *kept))
         usable = (order for order in orders if _usable(order, tuple(names)))
         kept = next(usable, kept)  # any other is checked when the program runs

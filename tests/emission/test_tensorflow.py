@@ -707,3 +707,19 @@ def test_the_only_argument_of_a_signature_is_checked(tmp_path: Path) -> None:
     model: Any = module.model  # of this length, which its quotient contains
     with pytest.raises(ValueError, match=r"has the shape \(7,\), but this text is for \(4,\) only"):
         model(x=np.zeros(7, np.int32))
+
+
+def test_slots_of_different_rank_have_different_classes(tmp_path: Path) -> None:
+    """An optimizer keeps slots of one name for a kernel and a bias; they only look alike."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
+        x = v1.placeholder(tf.float32, (None, 8))
+        kernel, bias = v1.get_variable("a/w", [8, 3]), v1.get_variable("a/b", [3])
+        loss = tf.reduce_mean((tf.matmul(x, kernel) + bias) ** 2)
+        with tf.control_dependencies([v1.train.AdamOptimizer(0.1).minimize(loss)]):
+            loss = tf.identity(loss)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path), {"x": x}, {"loss": loss})
+    module = invert.load(tmp_path)
+    assert module._emission().messages == ()
+    assert module.source.count("Adam_1: eqx.nn.StateIndex[Float[Array, ") == 2

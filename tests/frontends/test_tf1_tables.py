@@ -77,7 +77,9 @@ def test_a_file_of_the_model_fills_a_table(tmp_path: Path) -> None:
 
 
 def test_a_table_that_nothing_fills_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(invert.UnsupportedOpError, match="HashTableV2"):
+    with pytest.raises(
+        invert.UnsupportedOpError, match="HashTableV2: creates a table that nothing"
+    ):
         invert.load(saved(tmp_path / "m", filled=False))
 
 

@@ -328,3 +328,19 @@ def test_a_program_of_64_bits_is_exported_again_at_open_sizes():
     x = np.maximum(x, 0)
     wanted = x, jax.tree_util.tree_map(np.asarray, function(tf.constant(x)))
     assert_same(again.call(x), wanted, "exported again")
+
+
+def test_sizes_that_prove_equal_late() -> None:
+    """First those of the slices are equal, then the sizes that these are computed from."""
+
+    specs = [tf.TensorSpec([None, None], tf.float32)] * 2
+
+    def function(x: Any, y: Any) -> Any:
+        part, other = (tf.nn.conv1d(v[..., None], tf.ones((3, 1, 1)), 1, "VALID") for v in (x, y))
+        return tf.reshape(part * other, [-1]), x + y
+
+    module = invert.convert(tf.function(function, input_signature=specs))
+    assert module.report.certificate.kind == "exact"
+    x, y = random_arrays([((3, 12), np.float32)] * 2, seed=3)
+    for got, wanted in zip(module(x, y), function(x, y), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)

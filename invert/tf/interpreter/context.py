@@ -353,7 +353,13 @@ def missing(graph: Graph, node: Node) -> Problem:
         reason = "belongs to a branch with effects, as gradients of conditionals in loops have"
         return Problem(f"tf.{node.op}", reason, graph.where(node), FRAMES_REMEDY)
     reason, remedy = "has no rule", "Compute it outside the function."
-    if graph.is_effect(node):
+    if "HashTable" in node.op:
+        reason = "creates a table that nothing fills when the graph is loaded"
+        remedy = (
+            "Load a SavedModel whose initialization fills it, as one written with "
+            "`main_op=tf.compat.v1.tables_initializer()`; a frozen graph has none."
+        )
+    elif graph.is_effect(node):
         reason = "has an effect besides its results, and no rule"
         remedy = "Remove the side effect from the function."
     return Problem(f"tf.{node.op}", reason, graph.where(node), remedy)
