@@ -387,7 +387,7 @@ def _starts(
             name = inside[len(scope)]
             found.setdefault((*scope, stem(name)), {}).setdefault(name, []).append(i)
     layers = {scope[: n + 1] for scope in scopes for n in range(len(scope))} if found else ()
-    alike = collections.Counter((*layer[:-1], stem(layer[-1])) for layer in layers)
+    alike = collections.Counter[Path]((*layer[:-1], stem(layer[-1])) for layer in layers)
     lists = [places for path, places in found.items() if alike[path] > 1]
     return {i for places in lists if len(places) == 1 for i in next(iter(places.values()))}
 
