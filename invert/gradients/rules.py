@@ -11,18 +11,26 @@ import jax
 import numpy as np
 
 from invert._errors import only_refusals
-from invert._private.jax import consts_of, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
+from invert._private.jax import (
+    consts_of,
+    eval_closed,
+    eval_jaxpr,
+    open_jaxpr,
+    sub_jaxprs,
+    trace_closed,
+)
 from invert.gradients.compare import NOT_TRANSPOSED, beyond_rounding, may_not_end, once
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples
-from invert.ir import jaxprs
+from invert.ir import jaxprs, kinds
 from invert.ir.avals import is_differentiable, type_of, with_float0
 from invert.ir.gradient_marker import without_derivative
 from invert.ir.graph import Graph, is_var
+from invert.ir.interpret import inlined, interpret
 from invert.ir.linearity import is_linear
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import at_samples
-from invert.ir.types import AnyJaxpr, Atom, JaxFunction, Value
+from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value
 from invert.rewriting.driver import Rewriter
 from invert.rewriting.pattern import Call, Pattern, Stage
 from invert.rewriting.templates import written_call
@@ -199,6 +207,23 @@ def is_transposable(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> bool
                 return all(_is_additive(p, n, len(region.numbers)) for p in at_samples(traced))
     except NOT_TRANSPOSED:
         return False
+
+
+def meets_rules(backward: AnyJaxpr, cotangents: int) -> bool:
+    """Return whether the cotangents may reach a function with a rule."""
+    met = False
+
+    def on_eqn(eqn: Eqn, depend: list[bool]) -> list[bool]:
+        nonlocal met
+        reached = any(depend)
+        names = {eqn.primitive.name}.union(*map(jaxprs.names_in, sub_jaxprs(eqn)))
+        met |= reached and not names.isdisjoint(kinds.WITH_RULES)
+        return [reached] * len(eqn.outvars)
+
+    jaxpr, _ = jaxprs.split_constants(inlined(backward))
+    facts = [False] * (len(jaxpr.invars) - cotangents) + [True] * cotangents
+    interpret(jaxpr, facts, on_eqn, lambda literal: False)
+    return met
 
 
 def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:

@@ -134,8 +134,9 @@ def _at_numbers(
     off = np.array([*(ends[1:] + ends[:-1]) / 2, 10 * ends[-1]])
     at = np.array([*ends[1:], *off])
     at, off = (rng.permutation([*x, *-x]) for x in (at[at <= _MAX_ARGUMENT], off))
-    for offset in range(min(math.ceil(len(at) / smallest), _MAX_TILES)):
-        yield _values(rng, avals, cotangents, _Tiles(rng, at, offset), _four_times(rng))
+    for offset in range(min(math.ceil(max(len(at), len(off)) / smallest), _MAX_TILES)):
+        if len(at):
+            yield _values(rng, avals, cotangents, _Tiles(rng, at, offset), _four_times(rng))
         # Cotangents are never at a number: those of the comparison are perturbed, and a rule that
         # jumps there would seem to be badly rounded.
         yield _values(rng, avals, cotangents, rng.standard_normal, _Tiles(rng, off, offset))

@@ -42,6 +42,7 @@ from invert.gradients.rules import (
     is_transposable,
     is_zero,
     make_rule,
+    meets_rules,
     plain_function,
     refused,
     stopped,
@@ -492,9 +493,10 @@ class GradientResolver:
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
-        # Transposing drops the rules inside a function. So if the gradient has rules of its own,
+        # Transposing drops rules of functions of the cotangents. So if the gradient has such rules,
         # the function gets a rule for reverse mode only, which keeps second derivatives right.
-        linear = not own and is_transposable(region, backward, self.x64)
+        dropped = own or meets_rules(backward, len(region.numbers))
+        linear = not dropped and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
         missing = any(o.kind == "lost" for o in outcomes)
         return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)

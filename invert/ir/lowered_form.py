@@ -8,17 +8,23 @@ no more than certificates need.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
+
+import jax.numpy as jnp
+import numpy as np
 
 from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
 from invert.ir import jaxprs, kinds
 from invert.ir.carries import equal_carries, sharing
 from invert.ir.closed_over import order_of_use, with_each_operand_once
+from invert.ir.counted import counted
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.narrow_operands import BROADCASTING, is_implied, narrowable
 from invert.ir.passes import Made
+from invert.ir.sizes import is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, ShapedArray, Var
 
 _T = TypeVar("_T")
@@ -96,7 +102,7 @@ class _Simplest:
         """An equation in place of one, or none if its result is an operand."""
         if eqn.primitive.name == "while":
             loop, results = _with_each_carry_once(eqn)
-            return [_in_one_order(loop)], results
+            return [_in_one_order(loop)], _with_count(eqn, results)
         if jaxprs.broadcasts(eqn):
             x = eqn.invars[0]
             before = None if isinstance(x, Literal) else self._broadcasts.get(x)
@@ -113,7 +119,7 @@ class _Simplest:
             return self._narrowed(eqn)
         if eqn.primitive in _INVERSES:
             self._of_keys[eqn.outvars[0]] = eqn
-        whole = _whole(eqn) or _undone(eqn, self._of_keys)
+        whole = _whole(eqn) or _undone(eqn, self._of_keys) or _converted(eqn)
         return None if whole is None else ([], [whole])
 
     def _narrowed(self, eqn: Eqn) -> Made | None:
@@ -182,6 +188,33 @@ def _with_each_carry_once(eqn: Eqn) -> tuple[Eqn, Sequence[Var]]:
     # Equations of equal carries are equal.
     body = close_like(parts.body, merge_equations(open_jaxpr(parts.body), _Simplest()))
     return dataclasses.replace(parts, body=body).put_into(eqn), results
+
+
+def _with_count(eqn: Eqn, results: Sequence[Var]) -> Sequence[Atom]:
+    """The results of a `while` with the number of its steps, if it counts them, as a literal.
+
+    A `scan` does not return its counter.
+    """
+    loop = counted(eqn)
+    if loop is None or is_open(loop.length):
+        return results
+    count = results[loop.counter]
+    number = Literal(np.asarray(loop.length, count.aval.dtype)[()], count.aval)
+    return [number if v is count else v for v in results]
+
+
+def _converted(eqn: Eqn) -> Atom | None:
+    """The literal that a conversion of an integer makes, if it is exact."""
+    if eqn.primitive.name != "convert_element_type" or not isinstance(eqn.invars[0], Literal):
+        return None
+    before, (out,) = np.asarray(eqn.invars[0].val), eqn.outvars
+    if before.dtype.kind not in "iu" or not jnp.issubdtype(out.aval.dtype, jnp.number):
+        return None
+    with np.errstate(over="ignore"):
+        value = before.astype(out.aval.dtype)
+    number = float(np.real(value))
+    is_exact = math.isfinite(number) and int(number) == int(before)
+    return Literal(value[()], out.aval) if is_exact else None
 
 
 def _in_one_order(eqn: Eqn) -> Eqn:

@@ -594,6 +594,41 @@ def test_changes_that_suffice_for_second_derivatives(name: str) -> None:
     assert message in told
 
 
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_second_derivatives_of_a_solve_that_has_not_converged(scale: float) -> None:
+    """The rule solves again for the cotangents, and that solve has the rule too."""
+
+    def steps(matvec: Callable[[Any], Any], b: Any) -> Any:
+        return lax.fori_loop(0, 30, lambda _, x: x + 0.1 * (b - matvec(x)), jnp.zeros_like(b))
+
+    def solve(a: Any, b: Any) -> Any:
+        return lax.custom_linear_solve(lambda x: a @ x + x, b, steps, symmetric=True)
+
+    a, b = scale * jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
+    exported = jax.export.deserialize(bytearray(stored(solve, a, b, order=2)))
+    module = invert.from_exported(exported)
+    assert "second derivatives are those of the container" in module.report.gradients[0]
+
+    def curvature(f: Callable[..., Any]) -> Any:
+        return jax.grad(lambda a, b: jnp.sum(slope(f, a, b) ** 2), (0, 1))(a, b)
+
+    for wanted, got in zip(curvature(exported.call), curvature(module), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rules_that_change_large_cotangents_alone() -> None:
+    @jax.custom_vjp
+    def limited(x: Any) -> Any:
+        return jnp.sin(x)
+
+    bound = 1e7
+    limited.defvjp(
+        lambda x: (limited(x), x), lambda x, dy: (bound * jnp.tanh(dy * jnp.cos(x) / bound),)
+    )
+    (told,) = invert.from_exported(stored(limited, X)).report.gradients
+    assert "kept as custom_vjp: they differ" in told
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_report_says_that_rules_of_higher_derivatives_were_not_stored(order: int) -> None:
     told = invert.from_exported(stored(seven, X, order=order)).report.gradients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from invert.ir.lowered_form import lowered_form
@@ -166,3 +168,32 @@ def test_equal_carries_are_one() -> None:
         return a + a
 
     assert _same(twice, once, X)
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "is_exact"),
+    [
+        (30, np.int32, True),
+        (30, np.int8, True),
+        (30, np.float16, True),
+        (30, np.complex64, True),
+        (2**24 + 1, np.float32, False),
+        (70_000, np.float16, False),
+        (300, np.int8, False),
+    ],
+)
+def test_counts_of_steps_are_numbers(steps: int, dtype: Any, is_exact: bool) -> None:
+    def loop(a: Any) -> Any:
+        start = a, np.int32(0)
+        return lax.while_loop(lambda s: s[1] < steps, lambda s: (jnp.cos(s[0]), s[1] + 1), start)
+
+    def counts(a: Any) -> Any:
+        x, n = loop(a)
+        return x, lax.convert_element_type(n, dtype)
+
+    def knows(a: Any, count: int = steps) -> Any:
+        return loop(a)[0], np.asarray(count).astype(dtype)[()]
+
+    with np.errstate(over="ignore"):
+        assert _same(counts, knows, X) == is_exact
+        assert not _same(counts, functools.partial(knows, count=steps + 1), X)
