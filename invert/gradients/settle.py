@@ -163,12 +163,14 @@ class Outcome:
 
     `kind`: `"autodiff"` if automatic differentiation agrees or is made to, the kind of the rule as
     which it is kept, or, if it could not be read, `"lost"` where automatic differentiation
-    replaces it, and `"refused"` where that is known to be another derivative.
+    replaces it, and `"refused"` where that is known to be another derivative. `stops`: whether
+    automatic differentiation is made to agree by a stop that the program does not need by itself.
     """
 
     location: str
     kind: Kind
     text: str
+    stops: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -384,7 +386,8 @@ class GradientResolver:
 
     def _stopped(self, region: MarkedRegion) -> Rule:
         """The results without a derivative by the arguments."""
-        self._say(region.gradient, f"stop_gradient: it is zero{self._by_constants(region)}")
+        told = f"stop_gradient: it is zero{self._by_constants(region)}"
+        self._say(region.gradient, told, stops=True)
         if not self._by_constants(region):
             return Rule(stopped, region.results, "stop_gradient")
         function = plain_function(region, self.x64)
@@ -433,7 +436,8 @@ class GradientResolver:
             for start, told in [(p, through) for p in passed] + [(variant, "agrees with autodiff")]:
                 for candidate in with_stops(start, raw, self.x64):
                     if self._is_proved(candidate, raw):
-                        return self._plain(candidate, f"{told}, with stop_gradient put back")
+                        told = f"{told}, with stop_gradient put back"
+                        return self._plain(candidate, told, stops=True)
             # After the stops, since each of its candidates is compiled.
             bounded = with_bounds(region, raw, self.x64) if variant is region else None
             if bounded is not None:
@@ -466,9 +470,9 @@ class GradientResolver:
         self._say(region.gradient, told)
         return None
 
-    def _plain(self, region: MarkedRegion, told: str) -> Rule:
+    def _plain(self, region: MarkedRegion, told: str, stops: bool = False) -> Rule:
         """A variant of the region that needs no rule."""
-        self._say(region.gradient, told)
+        self._say(region.gradient, told, stops=stops)
         function = plain_function(region, self.x64)
         return Rule(function, region.operands, "plain", region=region)
 
@@ -534,10 +538,13 @@ class GradientResolver:
 
         with jax.enable_x64(self.x64):
             marked = trace_closed(run, *variant.avals)
-        return any(o.is_kept for o in self._settled(jaxprs.canonicalize(marked))[1])
+        outcomes = self._settled(jaxprs.canonicalize(marked))[1]
+        return any(o.is_kept or o.stops for o in outcomes)
 
-    def _say(self, gradient: Gradient, text: str, kind: Kind = "autodiff") -> None:
-        self.outcomes.append(Outcome(gradient.location, kind, text))
+    def _say(
+        self, gradient: Gradient, text: str, kind: Kind = "autodiff", stops: bool = False
+    ) -> None:
+        self.outcomes.append(Outcome(gradient.location, kind, text, stops))
 
     def _lose(self, gradient: Gradient, reason: str, eqn: Eqn) -> Rule | None:
         """No rule for a gradient that cannot be read, or one that refuses the derivative."""

@@ -587,6 +587,27 @@ def test_a_rule_in_a_gradient_that_is_that_of_autodiff(is_stored: bool) -> None:
         np.testing.assert_allclose(*twice, rtol=1e-4, atol=1e-5)
 
 
+STOPPED: dict[str, Callable[..., Any]] = {
+    "slope": lambda x, y: (y * lax.stop_gradient(jnp.cos(x)),),
+    "cotangent": lambda x, y: (lax.stop_gradient(y) * jnp.cos(x),),
+    "all": lambda x, y: (lax.stop_gradient(y * jnp.cos(x)),),
+}
+
+
+@pytest.mark.parametrize("what", STOPPED)
+def test_a_stop_in_a_gradient_that_is_that_of_autodiff(what: str) -> None:
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), STOPPED[what])
+    module = invert.from_exported(stored(f, X, order=2))
+    assert "its own derivative differs from autodiff" in str(module.report.gradients)
+    np.testing.assert_allclose(slope(module, X), slope(f, X), rtol=1e-5)
+
+    def twice(f: Any) -> Any:
+        return jax.grad(lambda x: jnp.sin(jax.grad(lambda x: jnp.sin(f(x)).sum())(x)).sum())(X)
+
+    np.testing.assert_allclose(twice(module), twice(f), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["stop_gradient", "promises", "nothing recomputed"])
 def test_changes_that_suffice_for_second_derivatives(name: str) -> None:
     f, args, message = PROGRAMS[name]
