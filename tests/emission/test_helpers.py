@@ -194,6 +194,14 @@ def test_a_part_from_the_start_is_no_whole_array() -> None:
     np.testing.assert_array_equal(model(x, y), run(x, y))
 
 
+def test_imaginary_numbers() -> None:
+    """The real part of `-2j` is -0.0."""
+    (x,) = _arrays((2, 6))
+    for number, written in ((2j, "2j"), (complex(0.0, -2.0), "complex(0.0, -2.0)")):
+        source = _emitted(lambda x, n=number: jnp.abs(jnp.exp(n * x) - n), [], x).source
+        assert f"jnp.exp({written} * x" in source
+
+
 def test_a_split_whose_keys_are_used_whole_stays() -> None:
     jaxpr = jax.make_jaxpr(lambda key: jax.random.split(key))(jax.random.key(0)).jaxpr
     assert [e.primitive.name for e in keys.unpacked(jaxpr).eqns] == ["random_split"]
