@@ -954,11 +954,7 @@ class Classes:
             return True
         (old,) = counts
         new = 2 if old == 1 else 1
-
-        def shape_at(number: int) -> Callable[[Atom], Shape]:
-            program = self.file.program
-            return lambda v: heads.with_heads(scaled.shape(v), program.shape(v), old, number)
-
+        shape_at = heads.with_heads(scaled.shape, self.file.program.shape, old)
         if self.inits.heads_in_arrays(cls) is None:
             if not run(scaled.shape, new):
                 self.inits.counted.add(cls)
