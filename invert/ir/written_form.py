@@ -13,7 +13,7 @@ from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.known_numbers import with_known_numbers
 from invert.ir.lookups import with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
-from invert.ir.passes import Made, cleaned, replaced, rewritten
+from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
 from invert.ir.stacks import with_concatenations
 from invert.ir.traced_form import unchanged, with_plain_sum
@@ -37,9 +37,7 @@ def as_written(jaxpr: Jaxpr, *, implied: bool = True) -> Jaxpr:
     - `implied`: whether operations broadcast arrays themselves where they can, and not only
         numbers. The derivative of such a broadcast is another one.
     """
-    jaxpr = with_known_numbers(
-        _without_whole_places(jaxpr.replace(eqns=[*map(_known, jaxpr.eqns)]))
-    )
+    jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
     plain = without_neutral(with_wrapped_positions(jaxpr))
     narrow = with_narrow_operands(plain, arrays=implied)
     # Each may uncover more of the other: `x - zeros / 1.0`, `x - (zeros + zeros)`.
@@ -70,31 +68,6 @@ def _known(eqn: Eqn) -> Eqn:
         return eqn
     params = {"shape": new, "broadcast_dimensions": tuple(range(len(new))), "sharding": None}
     return eqn.replace(primitive=lax.broadcast_in_dim_p, params=params)
-
-
-# Those with the same rounding and the same derivatives; where minima are equal, they may differ.
-_WHOLE = {"scatter-add": lax.add_p, "scatter-sub": lax.sub_p, "scatter-mul": lax.mul_p}
-
-
-def _without_whole_places(jaxpr: Jaxpr) -> Jaxpr:
-    """Write `x.at[:].add(y)` as `x + y`, `x.at[:].set(y)` as `y`, and their derivatives alike.
-
-    JAX looks such a place up by an array without numbers.
-    """
-
-    def plain(eqn: Eqn) -> Made | None:
-        name = eqn.primitive.name
-        if name not in ("gather", "scatter", *_WHOLE):
-            return None
-        x, column, *given = eqn.invars
-        new = given[0] if given else eqn.outvars[0]
-        if column.aval.shape != (0,) or x.aval.shape != new.aval.shape:
-            return None
-        if name in _WHOLE:
-            return [eqn.replace(primitive=_WHOLE[name], invars=[x, new], params={})], eqn.outvars
-        return [], [x if name == "gather" else new]
-
-    return cleaned(jaxpr, rewritten(jaxpr, plain))
 
 
 def _order_of_axes(eqn: Eqn) -> tuple[int, ...] | None:

@@ -162,38 +162,6 @@ def test_a_pad_that_adds_nothing_is_left_out() -> None:
     assert "jnp.pad(x, ((0, 0), (0, 1)))" in padded
 
 
-@pytest.mark.parametrize(
-    ("change", "written"),
-    [
-        (lambda x, y: x.at[:].add(y), "x + self.b"),
-        (lambda x, y: x.at[...].multiply(y), "x * self.b"),
-        (lambda x, y: x.at[:].set(y) * x, "self.b * x"),
-        (lambda x, y: jax.grad(lambda z: jnp.sum(jnp.sin(z.at[:].add(y))))(x), "jnp.cos(x + "),
-    ],
-)
-def test_changes_of_whole_arrays(change: Any, written: str) -> None:
-    """JAX holds an empty array for the index of `x.at[:]`."""
-    b, x = _arrays((3,), (5, 3))
-    module = recovered(with_params(lambda p, x: change(x, p["b"]), {"b": b}, x))
-    source = module.emit(loader=False).source
-    assert written in source
-    assert "constant" not in source
-    assert "trainable" not in source
-
-
-def test_a_part_from_the_start_is_no_whole_array() -> None:
-    """A window of an empty index is at the start, and may be smaller than the array."""
-    x, y = _arrays((5, 3), (2, 3))
-    numbers = jax.lax.ScatterDimensionNumbers((0, 1), (), ())
-
-    def run(x: Any, y: Any) -> Any:
-        return jax.lax.scatter_add(x, jnp.zeros((0,), jnp.int32), y, numbers)
-
-    exported = jax.export.export(jax.jit(run))(x, y)
-    model: Any = invert.from_exported(exported).model
-    np.testing.assert_array_equal(model(x, y), run(x, y))
-
-
 def test_imaginary_numbers() -> None:
     """The real part of `-2j` is -0.0."""
     (x,) = _arrays((2, 6))
