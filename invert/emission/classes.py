@@ -954,16 +954,13 @@ class Classes:
             return True
         (old,) = counts
         new = 2 if old == 1 else 1
-
-        def shape(v: Atom) -> Shape:
-            known = scaled.shape(v)
-            return heads.with_heads(known, self.file.program.shape(v), old, new)
-
+        shape_at = heads.with_heads(scaled.shape, self.file.program.shape, old)
         if self.inits.heads_in_arrays(cls) is None:
             if not run(scaled.shape, new):
                 self.inits.counted.add(cls)
                 return False
-        elif not run(shape, new):
+        # A batch may be as large: it can have another size at the same number of heads.
+        elif run(shape_at(old + 1), old) or not run(shape_at(new), new):
             self.inits.heads_apart.add(cls)
             return False
         return True

@@ -1,6 +1,7 @@
-"""Computes constants that are arithmetic sequences where they are used, instead of holding them.
+"""Computes constants that are arithmetic sequences or causal masks where they are used.
 
-The exponents of a rotary embedding are constants in a TensorFlow graph, which has folded them.
+The exponents of a rotary embedding are constants in a TensorFlow graph, which has folded them, and
+so is a causal mask that an author makes with NumPy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FEW = 4
 def compute_sequences(
     jaxpr: Jaxpr, constants: Sequence[np.ndarray]
 ) -> tuple[Jaxpr, list[np.ndarray], list[int]]:
-    """A program that computes its arithmetic sequences next to each use of them.
+    """A program that computes its sequences and masks next to each use of them.
 
     They equal the constants bit for bit where divisions are rounded as IEEE 754 requires.
 
@@ -55,10 +56,12 @@ def compute_sequences(
 
 
 def _formula(value: np.ndarray, summand: bool) -> Callable[[], jax.Array] | None:
-    """A function that returns a vector of floats, if that is an arithmetic sequence from zero.
+    """A function that returns an array, if that is a causal mask or a sequence of floats from zero.
 
     The product with a step is none for a `summand`: XLA may round a product and a sum at once.
     """
+    if value.ndim > 1:
+        return _triangle(value)
     if value.ndim != 1 or value.size < _FEW or value.dtype not in (np.float32, np.float64):
         return None
     count, step, dtype = value.size, value[1], value.dtype
@@ -71,6 +74,21 @@ def _formula(value: np.ndarray, summand: bool) -> Callable[[], jax.Array] | None
     if summand or not step or not np.isfinite(step) or (places * step).tobytes() != value.tobytes():
         return None
     return lambda: float(step) * jnp.arange(count, dtype=dtype)
+
+
+def _triangle(value: np.ndarray) -> Callable[[], jax.Array] | None:
+    """A function that returns an array of zeros but for one number, on one side of a diagonal."""
+    if min(value.shape[-2:]) < _FEW or value.dtype.kind not in "bif":
+        return None
+    below, above = value[..., -1, 0].flat[0], value[..., 0, -1].flat[0]
+    if bool(below) == bool(above):
+        return None
+    x, start = (below, 0) if below else (above, 1)
+    part = np.tril if below else np.triu
+    if part(np.full_like(value, x), start).tobytes() != value.tobytes():
+        return None
+    written = jnp.tril if below else jnp.triu
+    return lambda: written(jnp.full(value.shape, x, value.dtype), start)
 
 
 def _is_summand(v: Var, jaxpr: Jaxpr) -> bool:

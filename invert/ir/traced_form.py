@@ -434,11 +434,16 @@ def _is_plain_reshape(eqn: Eqn) -> bool:
 
 
 def _returned(eqn: Eqn) -> int | None:
-    """The operand that an identity, such as a copy, `x[:]` or `x + 0`, returns."""
+    """The operand that an identity, such as a copy, `x[:]`, `x + 0` or an empty pad, returns."""
     # JAX reshapes some scalars to scalars.
     if eqn.primitive.name == "slice" or _is_plain_reshape(eqn):
         whole = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
         return 0 if whole and not isinstance(eqn.invars[0], Literal) else None
+    if eqn.primitive.name == "pad":
+        x, filling = eqn.invars
+        nothing = all(widths == (0, 0, 0) for widths in eqn.params["padding_config"])
+        # The derivative of another filling may be NaN.
+        return 0 if nothing and is_var(x) and isinstance(filling, Literal) else None
     if eqn.primitive.name in ("copy", "convert_element_type"):
         return 0 if eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype else None
     # As JAX traces `arange` of an open length, and `tril`.

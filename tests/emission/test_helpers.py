@@ -154,6 +154,22 @@ def test_operations_with_neutral_numbers_are_left_out() -> None:
     assert "return jnp.sin(x)" in source
 
 
+def test_a_pad_that_adds_nothing_is_left_out() -> None:
+    (x,) = _arrays((2, 6))
+    source = _emitted(lambda x: jnp.sin(jnp.pad(x, ((0, 0), (0, 0)))), [], x).source
+    assert "return jnp.sin(x)" in source
+    padded = _emitted(lambda x: jnp.sin(jnp.pad(x, ((0, 0), (0, 1)))), [], x).source
+    assert "jnp.pad(x, ((0, 0), (0, 1)))" in padded
+
+
+def test_imaginary_numbers() -> None:
+    """The real part of `-2j` is -0.0."""
+    (x,) = _arrays((2, 6))
+    for number, written in ((2j, "2j"), (complex(0.0, -2.0), "complex(0.0, -2.0)")):
+        source = _emitted(lambda x, n=number: jnp.abs(jnp.exp(n * x) - n), [], x).source
+        assert f"jnp.exp({written} * x" in source
+
+
 def test_a_split_whose_keys_are_used_whole_stays() -> None:
     jaxpr = jax.make_jaxpr(lambda key: jax.random.split(key))(jax.random.key(0)).jaxpr
     assert [e.primitive.name for e in keys.unpacked(jaxpr).eqns] == ["random_split"]

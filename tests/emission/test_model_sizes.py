@@ -758,3 +758,34 @@ def test_heads_of_a_bias_beside_attentions_of_a_fixed_number() -> None:
     module = invert.from_exported(exported, params={"arg0": params})
     assert "heads: int = 2" not in module.source
     assert 'arg2: Int[Array, "2 5"]' in module.source
+
+
+class _Masked(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, mask: Any) -> Any:
+        query, key, value = (
+            nn.Dense(16, name=n)(x).reshape(*x.shape[:2], 2, 8) for n in ("query", "key", "value")
+        )
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(8)
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e30))
+        x = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+        return nn.Dense(16, name="out")(x)
+
+
+class _Language(nn.Module):
+    @nn.compact
+    def __call__(self, tokens: Any) -> Any:
+        x = nn.Embed(30, 16, name="embed")(tokens)
+        mask = (tokens != 0)[:, None, None] * jnp.ones((1, 1, 7, 7))
+        for i in range(2):
+            x = x + _Masked(name=f"attention_{i}")(nn.LayerNorm(name=f"norm_{i}")(x), mask != 0)
+        return nn.Dense(30, name="head")(x)
+
+
+def test_a_batch_as_large_as_the_number_of_heads() -> None:
+    model, x = _Language(), np.ones((2, 7), np.int32)
+    params = model.init(jax.random.key(0), x)
+    exported = jax.export.export(jax.jit(model.apply))(params, x)
+    source = invert.from_exported(exported, params={"arg0": params}).source
+    assert "heads: int = 2" in source
+    assert '"heads' not in source

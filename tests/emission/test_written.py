@@ -453,6 +453,50 @@ def test_sequences_are_computed_where_they_are_used() -> None:
     assert ': Float[Array, "8"]' in recovered(added).emit(loader=False).source
 
 
+@pytest.mark.parametrize(
+    ("mask", "masked", "written"),
+    [
+        (np.tril(np.ones((6, 6), bool)), lambda s, m: jnp.where(m, s, -1e30),
+         "jnp.tril(jnp.ones((length, length), jnp.bool_))"),
+        (np.tril(np.ones((1, 6, 6), np.float32)), lambda s, m: s * m,
+         "jnp.tril(jnp.ones((1, length, length), jnp.float32))"),
+        (np.triu(np.full((6, 6), -np.inf, np.float32), 1), lambda s, m: s + m,
+         "jnp.triu(jnp.full((length, length), -jnp.inf, jnp.float32), 1)"),
+        (np.triu(np.ones((6, 6), bool)), lambda s, m: jnp.where(m, s, -1e30), ""),
+    ],
+)  # fmt: skip
+def test_causal_masks_are_computed(mask: np.ndarray, masked: Any, written: str) -> None:
+    names = ("query", "key", "value", "out")
+    params = _arrays({f"{i}/{n}": (8, 8) for i in range(2) for n in names}, 0)
+
+    def run(p: Any, x: Any) -> Any:
+        for i in range(2):
+            query, key, value = (x @ p[f"{i}/{n}"] for n in names[:3])
+            weights = jax.nn.softmax(masked(jnp.einsum("bqd,bkd->bqk", query, key), mask))
+            x = x + (weights @ value) @ p[f"{i}/out"]
+        return x
+
+    x = ramp(2, 6, 8)
+    module = recovered(with_params(run, params, x))
+    source = module.emit(loader=False).source
+    assert written in source
+    assert ("def trainable" in source) == (not written)
+    model: Any = module.model
+    np.testing.assert_array_equal(model(x), module(x))
+
+
+def test_a_model_without_a_name_is_not_called_value() -> None:
+    """Fields leave out what the name of the model says."""
+    params = _arrays({"policy_head/w": (8, 3), "value_head/w": (8, 1)}, 0)
+
+    def run(p: Any, x: Any) -> Any:
+        x = jnp.tanh(x)
+        return jax.nn.softmax(x @ p["policy_head/w"]), x @ p["value_head/w"]
+
+    source = recovered(with_params(run, params, ramp(2, 8), name="__call__")).emit().source
+    assert "value_head: " in source
+
+
 def test_tiles_of_an_empty_array() -> None:
     exported = jax.export.export(jax.jit(lambda x: jnp.tile(x, (2, 1))))
     module = invert.from_exported(exported(jax.ShapeDtypeStruct((0, 3), jnp.float32)))

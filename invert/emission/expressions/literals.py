@@ -117,6 +117,9 @@ def _formula(value: Any) -> ast.expr | None:
 def _complex(value: Any) -> ast.expr:
     part = np.float32 if np.asarray(value).dtype == np.complex64 else np.float64
     real, imaginary = part(value.real), part(value.imag)
+    # The real part of `-1j` is -0.0.
+    if not (real or np.signbit(real) or np.signbit(imaginary)) and np.isfinite(imaginary):
+        return ast.Constant(complex(0.0, _shortest(imaginary)))
     args = [_float(_shortest(real)), _float(_shortest(imaginary))]
     return syntax.call("complex", *args)
 

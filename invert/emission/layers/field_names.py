@@ -17,7 +17,8 @@ def shorten(root: Layer, model: str, paths: Mapping[Var, Path]) -> None:
     Layers `norm_2` and `conv_2` of `block_2` become `norm` and `conv`. Two fields of one layer keep
     different names.
     """
-    _shorten(root, {snake(model), stem(snake(model))}, "", paths)
+    own = snake(model, fallback="")  # not every model has a name
+    _shorten(root, {own, stem(own)}, "", paths)
 
 
 def _shorten(layer: Layer, around: set[str], name: str, paths: Mapping[Var, Path]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from invert.emission.layers.shared import Class
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
 from invert.emission.python.syntax import field_of
 from invert.ir.sizes import Shape
+from invert.ir.types import Atom
 
 # The kinds of layers that split their features, by what they compute.
 _HEADS = "heads"
@@ -52,10 +53,16 @@ def annotate(cls: Class, number: int) -> None:
             node.slice.elts[1] = ast.Constant(" ".join(named))
 
 
-def with_heads(shape: Shape, known: Shape, old: int, new: int) -> Shape:
-    """A shape of a twin with another number of heads, where the program has `old` of them."""
-    pairs = itertools.zip_longest(shape, known)
-    return tuple(new if n == m == old else n for n, m in pairs)
+def with_heads(
+    shape: Callable[[Atom], Shape], known: Callable[[Atom], Shape], old: int
+) -> Callable[[int], Callable[[Atom], Shape]]:
+    """Shapes of a twin at each number of heads, where the program has `old` of them."""
+
+    def at(v: Atom, new: int) -> Shape:
+        pairs = itertools.zip_longest(shape(v), known(v))
+        return tuple(new if n == m == old else n for n, m in pairs)
+
+    return lambda new: lambda v: at(v, new)
 
 
 def write_repeats(cls: Class) -> None:
