@@ -241,9 +241,7 @@ def with_axes_after_numbers(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
 
 
-def _added_to_all(
-    eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]
-) -> Eqn | None:
+def _added_to_all(eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]) -> Eqn | None:
     """What adds the same axes to all arrays of an operation but to those filled with a number.
 
     No other axis is broadcast: the arrays have the shape of the result.
