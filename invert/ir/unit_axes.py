@@ -217,7 +217,7 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
 
 
-def with_axes_after_numbers(jaxpr: Jaxpr) -> Jaxpr:
+def with_axes_after_operations(jaxpr: Jaxpr) -> Jaxpr:
     """Add unit axes after operations: `x[:, None] / y[:, None]` is `(x / y)[:, None]`.
 
     Numbers may take part, as in `x[:, None] / 8`, also as arrays that they fill.
@@ -232,11 +232,10 @@ def with_axes_after_numbers(jaxpr: Jaxpr) -> Jaxpr:
             narrow[eqn.outvars[0]] = eqn
         elif broadcasts(eqn) and not eqn.invars[0].aval.shape:
             filled[eqn.outvars[0]] = eqn
-        elif eqn.primitive.name in kinds.ELEMENTWISE and len(eqn.outvars) == 1:
-            if (added := _added_to_all(eqn, narrow, filled)) is not None:
-                before, eqn = _before_axes(eqn, added, narrow, filled)
-                eqns += before
-                narrow[eqn.outvars[0]] = eqn
+        elif (added := _added_to_all(eqn, narrow, filled)) is not None:
+            before, eqn = _before_axes(eqn, added, narrow, filled)
+            eqns += before
+            narrow[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
 
@@ -246,6 +245,8 @@ def _added_to_all(eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eq
 
     No other axis is broadcast: the arrays have the shape of the result.
     """
+    if eqn.primitive.name not in kinds.ELEMENTWISE or len(eqn.outvars) != 1:
+        return None
     arrays = [a for a in eqn.invars if a.aval.shape]
     made = [narrow[a] for a in arrays if is_var(a) and a in narrow]
     known = all(is_var(a) and (a in narrow or a in filled) for a in arrays)
