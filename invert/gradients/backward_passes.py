@@ -692,7 +692,9 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)
-    return map_jaxprs(plainest, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True))
+    return map_jaxprs(
+        plainest, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True, commuting=True)
+    )
 
 
 def _with_barriers(jaxpr: Jaxpr) -> Jaxpr:

@@ -28,6 +28,7 @@ def merge_equations(
     within: Callable[[Eqn], Hashable] = lambda eqn: (),
     *,
     with_jaxprs: bool = False,
+    commuting: bool = False,
 ) -> Jaxpr:
     """Merge equal equations of one jaxpr; the jaxpr itself if none changes.
 
@@ -36,13 +37,17 @@ def merge_equations(
     - `simple`: simplifies an equation, as a step of `rewritten`.
     - `within`: equations with different values of it are not merged.
     - `with_jaxprs`: whether equations that hold jaxprs are merged, too.
+    - `commuting`: whether `x * y` and `y * x` are merged, and sums likewise.
     """
     # Keys of operations are costly, so they are made only where operands agree.
     alone: dict[Hashable, Eqn | None] = {}
     known: dict[Hashable, Eqn] = {}
 
     def first_equal(eqn: Eqn) -> Eqn:
-        rough = eqn.primitive, tuple(map(atom_key, eqn.invars)), within(eqn)
+        operands: Hashable = tuple(map(atom_key, eqn.invars))
+        if commuting and eqn.primitive.name in _COMMUTING:
+            operands = frozenset(operands)
+        rough = eqn.primitive, operands, within(eqn)
         if rough not in alone:
             alone[rough] = eqn
             return eqn
@@ -67,6 +72,10 @@ def merge_equations(
         return kept, [a if isinstance(a, Literal) else names.get(a, a) for a in results]
 
     return rewritten(jaxpr, step)
+
+
+# Those with the same bits in either order.
+_COMMUTING = frozenset(("add", "add_any", "mul"))
 
 
 def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:

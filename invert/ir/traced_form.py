@@ -86,7 +86,7 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.ir.unit_axes import with_axes_after_numbers, with_kept_axes, with_late_axes
+from invert.ir.unit_axes import with_axes_after_operations, with_kept_axes, with_late_axes
 from invert.ir.wrappers import unwrapped
 
 _A = TypeVar("_A", bound=Atom)
@@ -122,7 +122,7 @@ def _normalized(closed: J, depth: int) -> J | None:
     narrow = strong(closed)
     if _may_hold_derivatives(narrow):
         axes = map_equations(narrow, _as_change_of_axes)
-        narrow = strong(map_jaxprs(axes, with_axes_after_numbers))
+        narrow = strong(map_jaxprs(axes, with_axes_after_operations))
     simple = merged(map_jaxprs(narrow, _sliced))
     once = with_each_operand_once(simple)
     # Equal constants, such as those of a call that is written twice, are one operand only now.

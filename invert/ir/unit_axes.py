@@ -217,26 +217,60 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
 
 
-def with_axes_after_numbers(jaxpr: Jaxpr) -> Jaxpr:
-    """Add unit axes after operations with numbers: `x[:, None] / 8` is `(x / 8)[:, None]`."""
+def with_axes_after_operations(jaxpr: Jaxpr) -> Jaxpr:
+    """Add unit axes after operations: `x[:, None] / y[:, None]` is `(x / y)[:, None]`.
+
+    Numbers may take part, as in `x[:, None] / 8`, also as arrays that they fill.
+    """
     if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr
     narrow: dict[Atom, Eqn] = {}
+    filled: dict[Atom, Eqn] = {}
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
         if added_axes(eqn):
             narrow[eqn.outvars[0]] = eqn
-        elif eqn.primitive.name in _MOVED and len(eqn.outvars) == 1:
-            arrays = [a for a in eqn.invars if a.aval.shape]
-            if len(arrays) == 1 and is_var(arrays[0]) and (added := narrow.get(arrays[0])):
-                (x,), (out,) = added.invars, eqn.outvars
-                own = Var(ShapedArray(tuple(x.aval.shape), out.aval.dtype))
-                operands = [x if a is arrays[0] else a for a in eqn.invars]
-                eqns.append(eqn.replace(invars=operands, outvars=[own]))
-                dims = added.params["broadcast_dimensions"]
-                eqn = narrow[out] = broadcast_in_place_of(eqn, own, out, dims)
+        elif broadcasts(eqn) and not eqn.invars[0].aval.shape:
+            filled[eqn.outvars[0]] = eqn
+        elif (added := _added_to_all(eqn, narrow, filled)) is not None:
+            before, eqn = _before_axes(eqn, added, narrow, filled)
+            eqns += before
+            narrow[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
+def _added_to_all(eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]) -> Eqn | None:
+    """What adds the same axes to all arrays of an operation but to those filled with a number.
+
+    No other axis is broadcast: the arrays have the shape of the result.
+    """
+    if eqn.primitive.name not in kinds.ELEMENTWISE or len(eqn.outvars) != 1:
+        return None
+    arrays = [a for a in eqn.invars if a.aval.shape]
+    made = [narrow[a] for a in arrays if is_var(a) and a in narrow]
+    known = all(is_var(a) and (a in narrow or a in filled) for a in arrays)
+    alike = all(a.aval.shape == eqn.outvars[0].aval.shape for a in arrays)
+    places = {tuple(e.params["broadcast_dimensions"]) for e in made}
+    return made[0] if known and alike and len(places) == 1 else None
+
+
+def _before_axes(
+    eqn: Eqn, added: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]
+) -> tuple[list[Eqn], Eqn]:
+    """The equations of an operation without the axes of its operands, and one that adds them."""
+    shape, (out,) = tuple(added.invars[0].aval.shape), eqn.outvars
+    eqns, operands = list[Eqn](), list[Atom]()
+    for a in eqn.invars:
+        if is_var(a) and (number := filled.get(a)):
+            less = Var(ShapedArray(shape, a.aval.dtype))
+            eqns.append(broadcast_in_place_of(number, number.invars[0], less, ()))
+            operands.append(less)
+        else:
+            operands.append(narrow[a].invars[0] if is_var(a) and a in narrow else a)
+    own = Var(ShapedArray(shape, out.aval.dtype))
+    eqns.append(eqn.replace(invars=operands, outvars=[own]))
+    return eqns, broadcast_in_place_of(eqn, own, out, added.params["broadcast_dimensions"])
 
 
 def _inner(eqn: Eqn, narrow: Mapping[Var, Var]) -> list[Atom] | None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.interpreters import mlir
 
-from invert._private.jax import Primitive, eval_closed, open_jaxpr
-from invert.ir.types import ClosedJaxpr, JaxFunction, Value
+from invert._private.jax import Primitive, context_of, eval_closed, open_jaxpr
+from invert.ir.interpret import bind, interpret
+from invert.ir.types import ClosedJaxpr, Eqn, JaxFunction, Value
 
 # Parameters: `jaxpr` is what is differentiated by its last `count` arguments. `ends` of its results
 # have cotangents, which are the first results of `cotangents`; for a loss, both are none. This
@@ -34,7 +37,7 @@ def value_and_grad(closed: ClosedJaxpr, count: int) -> JaxFunction:
         fixed, moving = values[: len(values) - count], values[len(values) - count :]
 
         def loss(*moving: Value) -> tuple[Value, Sequence[Value]]:
-            value, *others = eval_closed(closed, [*fixed, *moving])
+            value, *others = interpret(closed, [*fixed, *moving], _bind)
             return value, others
 
         places = tuple(range(count))
@@ -59,7 +62,7 @@ def pulled_back(
         fixed, moving = values[: len(values) - count], values[len(values) - count :]
 
         def forward(*moving: Value) -> tuple[Sequence[Value], Sequence[Value]]:
-            results = eval_closed(closed, [*fixed, *moving])
+            results = interpret(closed, [*fixed, *moving], _bind)
             return results[:ends], results[ends:]
 
         results, pullback, others = jax.vjp(forward, *moving, has_aux=True)
@@ -67,6 +70,17 @@ def pulled_back(
         return [*results, *others, *given[ends:], *pullback(list(given[:ends]))]
 
     return run
+
+
+def _bind(eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
+    """Bind an equation, but write `x * x` as text does.
+
+    JAX adds up the derivatives by both operands of `jnp.multiply` in another order.
+    """
+    if eqn.primitive is not lax.mul_p or eqn.invars[0] is not eqn.invars[1]:
+        return bind(eqn, operands)
+    with context_of(eqn):
+        return [jnp.multiply(*operands)]
 
 
 def reads(jaxpr: ClosedJaxpr, cotangents: ClosedJaxpr | None) -> int:

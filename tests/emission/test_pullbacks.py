@@ -160,3 +160,29 @@ def test_a_model_that_multiplies_with_a_matrix_and_its_transpose() -> None:
         return jnp.tanh(x @ p["w"] + p["b"]) @ p["w"].T
 
     assert "jax.vjp(" not in _text(step, (P, X))
+
+
+def _product(x: Any) -> Any:
+    return x * x
+
+
+@pytest.mark.parametrize("square", [lax.square, _product])
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_a_model_whose_variance_is_of_two_means(
+    square: Callable[..., Any], is_returned: bool
+) -> None:
+    def norm(p: Any, x: Any) -> Any:
+        mean = jnp.mean(x, -1)
+        var = jnp.maximum(0.0, jnp.mean(square(x), -1) - square(mean))
+        centered = x - jnp.expand_dims(mean, -1)
+        return centered * (lax.rsqrt(jnp.expand_dims(var, -1) + 1e-6) * p["g"]) + p["b"]
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((norm(p, x @ p["w"]) @ p["o"] + p["c"] - jax.nn.one_hot(y, 2)) ** 2)
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        number, grads = jax.value_and_grad(loss)(p, x, y)
+        return (_updated(p, grads), number) if is_returned else _updated(p, grads)
+
+    text = _text(step, (P | {"g": _f(7)}, X, Y))
+    assert text.count("value_and_grad(" if is_returned else "jax.vjp(") == 1
