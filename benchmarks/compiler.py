@@ -4,7 +4,7 @@
 
 XLA hands three kinds of operations to the library (YNNPACK) by default. A column has the ratios
 without some. All programs of an operation take turns in one process; the ratios are those of the
-smallest CPU times. The table of `invert.compiler_options` follows them.
+smallest CPU times.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ has no ratio. `--train` measures a step of gradient descent by all trained weigh
 behaviour of dropout and batch norms. `--optimized` leaves out the program as converted where
 something is rewritten: XLA takes minutes to compile the gradients of some. `--options`, which may
 be repeated, compiles the last of the two with these options of XLA as well, or with those of
-`invert.compiler_options` if it names none, with its `finite=True` if the name is `finite`.
+`invert.compiler_options(finite=True)` if it names none.
 `--large-pages` runs all of it with pages of 2 MB, `--kept-memory` so that the process keeps its
 memory; the results are stored apart. Weights are random.
 
@@ -240,11 +240,8 @@ def measure(model: keras.Model, batch: int, asked: argparse.Namespace) -> dict[s
         runs = {} if asked.optimized else runs
         runs["optimized"] = compiled(fast, x, train)
     last = [*runs][-1]
-    chosen = {
-        f"{last}, {k}": assignments(given)
-        or invert.compiler_options("cpu", gradient=train, finite=k == "finite")
-        for k, *given in asked.options
-    }
+    finite = invert.compiler_options("cpu", gradient=train, finite=True)
+    chosen = {f"{last}, {k}": assignments(given) or finite for k, *given in asked.options}
     runs |= {name: compiled(fast, x, train, given) for name, given in chosen.items()}
     ours = [*runs]
     for name in asked.peers:

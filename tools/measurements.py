@@ -21,14 +21,12 @@ PAGE = ROOT / "docs" / "measurements.md"
 _MODELS = "Speed of Keras models"
 _INTRODUCTION = """\
 CPU time over TensorFlow's, the smallest of several rounds in turn, and in brackets over TensorFlow
-with XLA; below 1 is faster. After the first arrow with `optimize="cpu"`, where that rewrites
-something, after the second with the options of `invert.compiler_options` too. Steps of gradient
-descent have a batch of 8, those of ResNet50 and ConvNeXtTiny of 4. The ratios of a cell come from
-several runs, and TensorFlow's own time differs by up to a third from one to the next. `python
-benchmarks/models.py` measures again and stores the ratios, which `make pages` draws; `--options
-options` adds the last.
+with XLA; below 1 is faster. After the arrow with `optimize="cpu"`, where that rewrites something.
+Steps of gradient descent have a batch of 8, those of ResNet50 and ConvNeXtTiny of 4. The ratios of
+a cell come from several runs, and TensorFlow's own time differs by up to a third from one to the
+next. `python benchmarks/models.py` measures again and stores the ratios, which `make pages` draws.
 
-![Bars of the ratios over TensorFlow: as converted, optimized, with options](assets/speed.svg)
+![Bars of the ratios over TensorFlow: as converted, and optimized](assets/speed.svg)
 
 """
 _COMMON = {"group", "what", "command"}

@@ -20,8 +20,7 @@ RUNS = {
     "batch 8, step": "step of training, batch 8 or 4",
 }
 # What is drawn for each run, and its color, which is readable on a light and on a dark page.
-BARS = {"converted": "#9aa5b1", "optimized": "#2f7de1", "optimized, options": "#1b9e77"}
-NAMES = {"optimized, options": "optimized, with compiler_options"}
+BARS = {"converted": "#9aa5b1", "optimized": "#2f7de1"}
 # The largest ratio that is drawn to scale.
 LARGEST = 3.0
 
@@ -70,7 +69,7 @@ def chart(data: Ratios) -> str:
     for i, (ours, color) in enumerate(BARS.items()):
         x = _NAME + 110 * i
         parts.append(f'<rect x="{x}" y="6" width="10" height="10" fill="{color}"/>')
-        parts.append(f'<text x="{x + 16}" y="15">{NAMES.get(ours, ours)}</text>')
+        parts.append(f'<text x="{x + 16}" y="15">{ours}</text>')
     for k, name in enumerate(data):
         y = _TOP + _ROW * k
         parts.append(f'<text x="{_NAME - 10}" y="{y + 21}" text-anchor="end">{escape(name)}</text>')

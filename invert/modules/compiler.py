@@ -10,20 +10,14 @@ from typing import Literal
 # Operations that XLA hands to a library of kernels, YNNPACK: by default products, convolutions and
 # reductions.
 _FLAG = "xla_cpu_experimental_ynn_fusion_type"
-_DOT = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-_REDUCE = "LIBRARY_FUSION_TYPE_REDUCE"
+# The library's sums over rows are faster than XLA's own, on which gradients of biases and norms
+# spend their time.
+_FOR_GRADIENTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 
-# Without a gradient and with one, by minor version of jaxlib, as `benchmarks/compiler.py` and
-# `benchmarks/models.py` measured. XLA's own gradients of convolutions by their kernels are faster,
-# the library's sums over rows are, on which gradients of biases and norms spend their time.
-_MEASURED: Mapping[str, tuple[str, str]] = {
-    "0.10": ("", f"{_DOT},{_REDUCE}"),
-    "0.11": ("", f"{_DOT},{_REDUCE}"),
-    "0.12": ("", f"{_DOT},{_REDUCE}"),
-}
-# Convolutions, products and softmax by oneDNN, which older releases are built without. It computes
-# the former together with the activation, which is 0 where XLA's is NaN.
-_FINITE: Mapping[str, Mapping[str, str]] = {
+# Convolutions, products and softmax by oneDNN, which releases before 0.12 are built without, by
+# minor version of jaxlib, as `benchmarks/models.py` measured. It computes the former together with
+# the activation, which is 0 where XLA's is NaN.
+_MEASURED: Mapping[str, Mapping[str, str]] = {
     "0.12": {"xla_cpu_use_onednn": "True", "xla_cpu_experimental_onednn_custom_call": "True"},
 }
 # Where they were measured.
@@ -36,11 +30,11 @@ def compiler_options(
     gradient: bool = False,
     finite: bool = False,
 ) -> dict[str, str]:
-    """Options of XLA for `jax.jit`, with which programs on large batches run faster.
+    """Options of XLA for `jax.jit`, with which some programs on large batches run faster.
 
-    They choose the kernels of convolutions, products and sums. Results are equal up to rounding.
-    They pay in addition to `invert.optimize`, in batches of eight or more; in batches of one the
-    defaults are often faster.
+    They choose the kernels of convolutions, products and sums. Finite results are equal up to
+    rounding. They pay in addition to `invert.optimize`, in batches of eight or more; in batches of
+    one the defaults are often faster.
 
     **Arguments:**
 
@@ -50,8 +44,8 @@ def compiler_options(
         0.12, convolutions, products and `softmax` are then left to oneDNN, as in TensorFlow; where
         a value is NaN, the result may be a number.
 
-    **Returns:** options by name; none where none is known to pay: on a GPU or TPU, on processors
-    other than x86, and for versions of jaxlib that have not been measured.
+    **Returns:** options by name; none without `finite`, and where none is known to pay: on a GPU or
+    TPU, on processors other than x86, and with jaxlib other than 0.12.
 
     ??? example
 
@@ -59,15 +53,14 @@ def compiler_options(
         import equinox as eqx
         import invert
 
-        options = invert.compiler_options("cpu", gradient=True)
+        options = invert.compiler_options("cpu", gradient=True, finite=True)
         gradient = eqx.filter_grad(lambda model, x: (model(x) ** 2).mean())
         gradient = eqx.filter_jit(gradient, compiler_options=options)
         ```
     """
-    if platform != "cpu" or machine.machine() not in _MACHINES:
+    if not finite or platform != "cpu" or machine.machine() not in _MACHINES:
         return {}
     version = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])
-    kinds = _MEASURED.get(version)
-    if kinds is None:
+    if version not in _MEASURED:
         return {}
-    return {_FLAG: kinds[gradient], **(_FINITE.get(version, {}) if finite else {})}
+    return {_FLAG: _FOR_GRADIENTS if gradient else "", **_MEASURED[version]}

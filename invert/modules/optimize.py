@@ -83,7 +83,7 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
     where measurements show that it pays for such operands: on a GPU, for depthwise convolutions
     with strides. Results and all derivatives are equal up to rounding. The report lists the
     rewrites, and the certificate is no longer `exact`. `invert.compiler_options` makes large
-    batches faster still.
+    batches of some models faster still.
 
     **Arguments:**
 
