@@ -73,6 +73,7 @@ Kind: TypeAlias = Literal["autodiff", "custom_jvp", "custom_vjp", "lost", "refus
 
 # Where the higher derivatives of a rule come from.
 _STORED = "; second derivatives are those of the container"
+_TRANSPOSED = "; second derivatives leave out the rules of what its cotangents reach"
 _NOT_STORED = "; higher derivatives are autodiff of the gradient, whose own rules were not stored"
 _DROPPED = (
     "; second derivatives are those of the rule alone, without the forward pass of its author"
@@ -497,13 +498,15 @@ class GradientResolver:
         self.outcomes += [
             dataclasses.replace(o, location=f"second derivative, {o.location}") for o in own
         ]
-        # Transposing drops rules of functions of the cotangents. So if the gradient has such rules,
-        # the function gets a rule for reverse mode only, which keeps second derivatives right.
-        dropped = own or meets_rules(backward, len(region.numbers))
-        linear = not dropped and is_transposable(region, backward, self.x64)
+        # If the gradient has rules that differ from autodiff, the function gets a rule for reverse
+        # mode only, which keeps second derivatives right.
+        linear = not own and is_transposable(region, backward, self.x64)
         rule = make_rule(region, backward, self.x64, linear)
-        missing = any(o.kind == "lost" for o in outcomes)
-        return dataclasses.replace(rule, higher=_NOT_STORED if missing else _STORED)
+        higher = _NOT_STORED if any(o.kind == "lost" for o in outcomes) else _STORED
+        # Transposing drops rules of functions of the cotangents, such as the function itself.
+        if linear and meets_rules(backward, len(region.numbers)):
+            higher = _TRANSPOSED
+        return dataclasses.replace(rule, higher=higher)
 
     def _with_nested(self, region: MarkedRegion) -> ClosedJaxpr:
         """The gradient, with the gradient functions inside it marked."""

@@ -73,7 +73,8 @@ _FAST: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             (
                 *("depthwise_conv", "shifted_conv", "grouped_conv"),
-                *("strided_conv", "narrow_conv", "paired_conv", "transposed_conv"),
+                *("strided_conv", "narrow_conv", "paired_conv", "winograd_conv"),
+                "transposed_conv",
             ),
             "conv_general_dilated",
         ),

@@ -96,7 +96,7 @@ def same(module: Any, *args: np.ndarray) -> None:
         (lambda x: jnp.fft.rfft(x), "jnp.fft.rfft(x)"),
         (
             lambda x: jnp.fft.irfft(jnp.fft.rfft(x, n=8), n=8),
-            "fft.irfft(jnp.fft.rfft(x, n=8), n=8)",
+            "jnp.fft.irfft(jnp.fft.rfft(x, n=8))",
         ),
         (lambda x: jnp.fft.ifft2(x[..., None] * x[:, None]), "jnp.fft.ifft2("),
         (

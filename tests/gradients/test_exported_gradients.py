@@ -615,26 +615,30 @@ def test_changes_that_suffice_for_second_derivatives(name: str) -> None:
     assert message in told
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_second_derivatives_of_a_solve_that_has_not_converged(scale: float) -> None:
-    """The rule solves again for the cotangents, and that solve has the rule too."""
+@pytest.mark.parametrize("count", [30, 300])
+def test_second_derivatives_of_a_solve(count: int) -> None:
+    """The rule solves again for the cotangents. Without its rule there, it must have converged."""
 
     def steps(matvec: Callable[[Any], Any], b: Any) -> Any:
-        return lax.fori_loop(0, 30, lambda _, x: x + 0.1 * (b - matvec(x)), jnp.zeros_like(b))
+        return lax.fori_loop(0, count, lambda _, x: x + 0.1 * (b - matvec(x)), jnp.zeros_like(b))
 
     def solve(a: Any, b: Any) -> Any:
         return lax.custom_linear_solve(lambda x: a @ x + x, b, steps, symmetric=True)
 
-    a, b = scale * jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
+    a, b = jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
     exported = jax.export.deserialize(bytearray(stored(solve, a, b, order=2)))
     module = invert.from_exported(exported)
-    assert "second derivatives are those of the container" in module.report.gradients[0]
+    assert "second derivatives leave out the rules of what" in module.report.gradients[0]
+    ones = jnp.ones_like(a), jnp.ones_like(b)
+    for got, wanted in zip(*(jax.jvp(f, (a, b), ones) for f in (module, solve)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
     def curvature(f: Callable[..., Any]) -> Any:
         return jax.grad(lambda a, b: jnp.sum(slope(f, a, b) ** 2), (0, 1))(a, b)
 
+    tolerance = 1e-5 if count == 300 else 0.1
     for wanted, got in zip(curvature(exported.call), curvature(module), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_rules_that_change_large_cotangents_alone() -> None:

@@ -164,7 +164,7 @@ def test_a_pool_that_moves_by_its_window(recwarn) -> None:
 def test_layers_of_equinox_beside_a_function_with_a_rule(recwarn) -> None:
     keras = pytest.importorskip("keras")
     layers = keras.layers
-    head = [layers.Conv2D(40, 3, activation="relu"), layers.MaxPooling2D(2), layers.Dense(2)]
+    head = [layers.Conv2D(40, (5, 3), activation="relu"), layers.MaxPooling2D(2), layers.Dense(2)]
     original = keras.Sequential([keras.Input((9, 7, 8)), *head])
     recwarn.clear()
     fast = invert.convert(original, config=invert.Config(optimize="cpu"))

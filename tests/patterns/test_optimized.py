@@ -472,7 +472,7 @@ def test_batches_of_kernels() -> None:
 
 LEFT = {
     "integers": (conv(groups=6), np.int32, (3, 3, 1, 6)),
-    "an ordinary convolution": (conv(), np.float32, (3, 3, 6, 40)),
+    "an ordinary convolution": (conv(), np.float32, (5, 3, 6, 40)),
     "a strided convolution": (conv(strides=(2, 2)), np.float32, (3, 3, 6, 1)),
     "padding around a window of one": (conv(padding=((1, 1), (0, 0))), np.float32, (1, 1, 6, 4)),
     "a window of hundreds": (conv(groups=6), np.float32, (15, 15, 1, 6)),

@@ -75,6 +75,14 @@ def _convolved(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     return padding, _dilation(slices, rank)
 
 
+def _winograd(eqn: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
+    """The padding. That of the tiles is larger by one behind odd sizes."""
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    starts = [low for low, _, _ in _padding(eqns, len(before))]
+    sizes = list(zip(before, after, starts, strict=True))[1:-1]
+    return (tuple((low, m - n + 2 - low) for n, m, low in sizes),)
+
+
 def _grouped(_: Eqn, eqns: Sequence[Eqn]) -> tuple[Any, ...] | None:
     convs = [e.params for e in eqns if e.primitive.name == "conv_general_dilated"]
     if not convs:
@@ -122,6 +130,7 @@ _READ: Mapping[str, Callable[[Eqn, Sequence[Eqn]], tuple[Any, ...] | None]] = {
     "strided_conv": _strided,
     "narrow_conv": _convolved,
     "paired_conv": _convolved,
+    "winograd_conv": _winograd,
     "max_pool": _pool,
     "sum_pool": _pool,
     "flat_product": _flat,
