@@ -79,7 +79,7 @@ Recognize = Callable[[Jaxpr], Jaxpr]
 
 # How many numbers of a program are looked at, and how many are differentiated and compared.
 _MOST_NUMBERS, _MOST_TRIED = 32, 4
-# How many backward passes of no number are looked for, one after another.
+# At most this many backward passes that differentiate no number are looked for.
 _MOST_PULLBACKS = 8
 # A loss of fewer equations is as short as its derivative.
 _FEWEST = 3
@@ -158,7 +158,7 @@ def _with_own(
 
     **Arguments:**
 
-    - `pulls`: whether derivatives of values that are no number are found.
+    - `pulls`: whether to look for derivatives of values that are no number, too.
     """
     found = _with_losses(program, recognize, fits)
     return _with_pullbacks(found, recognize, fits) if pulls else found
@@ -183,7 +183,7 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
 
 
 def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
-    """With derivatives of what the program computes no number of."""
+    """With derivatives of values that are no number, for which it has cotangents."""
     for _ in range(_MOST_PULLBACKS):
         graph, found = Graph(program), list[Jaxpr]()
         for group in itertools.islice(starts(graph), _MOST_TRIED):
@@ -524,7 +524,7 @@ class _Loss:
         own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
         rest = [e for e in renamed.eqns if own.isdisjoint(e.outvars)]
-        # What else the program reads of the equations of the cotangents, these return, too.
+        # Other values that the program reads from the equations of the cotangents are returned too.
         _, outside = Graph(renamed.replace(eqns=rest)).needed(renamed.outvars)
         more = [v for v in outside if v in own]
         operands = [*(names.get(v, v) for v in read), *(jaxpr.invars[i] for i in order)]

@@ -165,7 +165,7 @@ class Outcome:
     `kind`: `"autodiff"` if automatic differentiation agrees or is made to, the kind of the rule as
     which it is kept, or, if it could not be read, `"lost"` where automatic differentiation
     replaces it, and `"refused"` where that is known to be another derivative. `stops`: whether
-    automatic differentiation is made to agree by a stop that the program does not need by itself.
+    automatic differentiation agrees only with a `stop_gradient` that was put back.
     """
 
     location: str

@@ -359,7 +359,7 @@ def winograd_conv(
         (dy,) = jax.linear_transpose(lambda y: transposed(y, kernel), y)(dx)
         if math.prod(kernel.shape[-2:]) < 1 << 14:
             return y, dy + conv(x, dk)
-        # The tiles are made anew, not kept from the forward pass.
+        # The tiles are recomputed, so that the forward pass need not keep them.
         return y, dy + jax.checkpoint(lambda x, dk: convolved(x, dk, padding, False))(x, dk)
 
     return run(x, kernel)

@@ -220,7 +220,7 @@ def with_late_axes(jaxpr: Jaxpr) -> Jaxpr:
 def with_axes_after_operations(jaxpr: Jaxpr) -> Jaxpr:
     """Add unit axes after operations: `x[:, None] / y[:, None]` is `(x / y)[:, None]`.
 
-    Numbers may take part, as in `x[:, None] / 8`, also as arrays that they fill.
+    Operands may also be numbers, as in `x[:, None] / 8`, or arrays filled with one.
     """
     if not any(map(added_axes, jaxpr.eqns)):
         return jaxpr
@@ -241,7 +241,7 @@ def with_axes_after_operations(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _added_to_all(eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]) -> Eqn | None:
-    """What adds the same axes to all arrays of an operation but to those filled with a number.
+    """The equation that adds the same axes to all arrays of an operation not filled with a number.
 
     No other axis is broadcast: the arrays have the shape of the result.
     """

@@ -76,14 +76,15 @@ def optimize(module: M, platform: Literal["cpu", "gpu"] = "cpu", *, verify: bool
 
     Depthwise convolutions become shifted products, and grouped ones one convolution per group.
     Those with a window of one become matrix products, or their derivatives do; transposed ones
-    become a convolution for each part of their window. Pooling becomes shifted slices, and products
-    whose result is transposed, as of attention weights and values, swap their operands. Those of
-    rows with several axes become products of matrices, whose gradients are faster, and gradients of
-    values that are normalized and added to the result are added up in another order. Each is done
-    where measurements show that it pays for such operands: on a GPU, for depthwise convolutions
-    with strides. Results and all derivatives are equal up to rounding. The report lists the
-    rewrites, and the certificate is no longer `exact`. `invert.compiler_options` makes large
-    batches of some models faster still.
+    become a convolution for each part of their window, and those with three places along each axis
+    Winograd's products. Pooling becomes shifted slices, and products whose result is transposed,
+    such as attention weights times values, swap their operands. Those of rows with several axes
+    become products of matrices, whose gradients are faster, and gradients of values that are
+    normalized and added to the result are added up in another order. Each is done where
+    measurements show that it pays for such operands: on a GPU, for depthwise convolutions with
+    strides. Results and all derivatives are equal up to rounding. The report lists the rewrites,
+    and the certificate is no longer `exact`. `invert.compiler_options` makes large batches of some
+    models faster still.
 
     **Arguments:**
 
