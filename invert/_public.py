@@ -27,6 +27,7 @@ from invert._report import Report as Report
 from invert.emission import Emission as Emission
 from invert.modules.compiler import compiler_options as compiler_options
 from invert.modules.graph import Graph as Graph
+from invert.modules.memory import keep_memory as keep_memory
 from invert.modules.methods import Methods as Methods
 from invert.modules.module import Module as Module
 from invert.modules.optimize import optimize as optimize

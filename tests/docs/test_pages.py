@@ -32,6 +32,8 @@ PAGES = [
     *(DOCS / f"{name}.md" for name in ("index", "migrate", "config", "errors")),
     DOCS.parent / "README.md",
 ]
+# JAX runs already when an example asks to keep memory.
+IN_ONE_PROCESS = pytest.mark.filterwarnings("ignore:JAX has already started")
 
 
 class Two(tf.Module):
@@ -77,6 +79,7 @@ def _blocks(text: str) -> Iterator[str]:
     yield from re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
 
 
+@IN_ONE_PROCESS
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_the_python_of_a_page_runs(page: Path, models: Path, monkeypatch) -> None:
     monkeypatch.chdir(models)
@@ -135,6 +138,7 @@ EXAMPLES = [
                 "from_exported",
                 "optimize",
                 "compiler_options",
+                "keep_memory",
                 "save",
                 "trainable",
                 "rewrite",
@@ -150,6 +154,7 @@ EXAMPLES = [
 ]
 
 
+@IN_ONE_PROCESS
 @pytest.mark.parametrize("function", EXAMPLES, ids=lambda f: f.__name__)
 def test_the_reference_has_an_example_for_each_function(function, models, monkeypatch) -> None:
     monkeypatch.chdir(models)
