@@ -193,7 +193,9 @@ class Function:
         entry = self.entry
         types = dict(zip(entry.arg_names, entry.args, strict=True)) | dict(entry.kwargs)
         trees = {self._safe[name]: tree for name, tree in types.items()}
-        return f"Call it as {signatures.call_text(entry.name, self.signature, trees)}."
+        call = signatures.call_text(entry.name, self.signature, trees)
+        made = f", with {self.state_name} = equinox.nn.State(module)" if self.state_name else ""
+        return f"Call it as {call}{made}."
 
     def _flat(self, bound: inspect.BoundArguments) -> list[Value]:
         names = [self._safe[n] for n in self.entry.arg_names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def test_one_class_with_a_method_for_each(tmp_path: Path) -> None:
         assert np.array_equal(got, want)
     invert.save(loaded, tmp_path / "again", state=other)
     assert "step" in (tmp_path / "README.md").read_text()
+
+
+def scaled(values: Any, x: Any, by_area: bool) -> list[Any]:
+    """Layers of the same features on images of two sizes, by whose area one function divides."""
+    for i, scale in enumerate(values):
+        with jax.named_scope(f"scale_{i}"):
+            x = x * scale / (x.shape[1] * x.shape[2]) if by_area else x * scale
+        x = x[:, ::2]
+    return [x]
+
+
+def test_sizes_are_read_in_each_method() -> None:
+    sizes = (None, 8, 6, 3)
+    params = tuple(Param(f"scale_{i}/scale", ramp(3) + i) for i in range(2))
+    plain = entry("plain", lambda v, x: scaled(v, x, False), "", sizes)
+    mean = entry("mean", lambda v, x: scaled(v, x, True), "", sizes)
+    both = {e.name: dataclasses.replace(e, params=params) for e in (plain, mean)}
+    module = several(**both)
+    classes = [n for n in ast.parse(module.source).body if isinstance(n, ast.ClassDef)]
+    layer, _ = classes
+    assert "math.prod(x.shape[1:-1])" in ast.unparse(layer)
+    x = ramp(2, 8, 6, 3)
+    for name in both:
+        np.testing.assert_array_equal(getattr(module.model, name)(x), getattr(module, name)(x))
 
 
 def test_changed_parameters_reach_all_methods() -> None:

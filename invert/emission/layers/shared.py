@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from invert.emission.layers.tree import Node
 from invert.emission.python import syntax
@@ -87,6 +87,8 @@ _BLOCK = 3
 _NESTED = (ast.For, ast.FunctionDef, ast.Lambda, ast.comprehension)
 # Heads, groups, and the factor of hidden layers.
 _LARGEST_FACTOR = 64
+# The values of a size in all drafts, and the operator and number by which others follow from it.
+_Size: TypeAlias = tuple[tuple[int, ...], str, int]
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,7 +133,8 @@ class Draft:
     def numbers(self) -> Numbers:
         """The integers in the bodies of its methods, and what is known about them."""
         options = [s for m in self.methods for s in sites(m)]
-        found = _constants(self.methods, options)
+        own = [_constants(m, options) for m in self.methods]
+        found = [c for constants in own for c in constants]
         nodes = [n for m in self.methods for n in syntax.walk(m)]
         calls = [n for n in nodes if n.__class__ is ast.Call]
         quotients = [n for n in nodes if n.__class__ is ast.BinOp]
@@ -144,6 +147,7 @@ class Draft:
 
         return Numbers(
             found,
+            [i for i, constants in enumerate(own) for _ in constants],
             among(unused),
             among(shapes | _under_roots(quotients)),
             among(shapes),
@@ -188,6 +192,7 @@ class Numbers:
     **Arguments:**
 
     - `constants`: their nodes, which hold what each is at the time.
+    - `methods`: the place of the method that each is in.
     - `unused`: the places of those in steps that the layer lacks.
     - `in_shapes`: the places of those that must be sizes: in shapes, ranges and roots.
     - `plain`: the same without those in roots.
@@ -196,6 +201,7 @@ class Numbers:
     """
 
     constants: list[ast.Constant]
+    methods: list[int]
     unused: set[int]
     in_shapes: set[int]
     plain: set[int]
@@ -308,14 +314,13 @@ def taken(method: ast.FunctionDef) -> set[str]:
 
 def constants(method: ast.FunctionDef) -> list[ast.Constant]:
     """The integers in the body of a method."""
-    return _constants([method], sites(method))
+    return _constants(method, sites(method))
 
 
-def _constants(methods: Iterable[ast.FunctionDef], options: Iterable[_Site]) -> list[ast.Constant]:
-    """The integers in the bodies of methods, without those in their static arguments."""
+def _constants(method: ast.FunctionDef, options: Iterable[_Site]) -> list[ast.Constant]:
+    """The integers in the body of a method, without those in its static arguments."""
     left_out = {id(c) for s in options for c in integers(s.value)}
-    found = (c for m in methods for s in m.body for c in integers(s))
-    return [c for c in found if id(c) not in left_out]
+    return [c for s in method.body for c in integers(s) if id(c) not in left_out]
 
 
 def number_of(constant: ast.Constant) -> int:
@@ -519,18 +524,18 @@ def make_static(cls: Class, read: NumbersOf) -> None:
     - `read`: the integers and options of all nodes but the first.
     """
     first, *others = cls.drafts
-    places = [s for m in first.methods for s in sites(m)]
-    told = _told(cls.drafts) if places and len(first.methods) == 1 else {}
+    places = [(s, i) for i, m in enumerate(first.methods) for s in sites(m)]
+    told = _told(cls.drafts) if places else []
     rows = [[value for _, value in read[d].options] for d in others]
     names = Names(first.node.fields)
-    for site, *more in zip(places, *rows, strict=True):
+    for (site, method), *more in zip(places, *rows, strict=True):
         values = (ast.literal_eval(site.value), *more)
         always = site.is_always and values[0] != (1,) * len(values[0])
         always = always and bool(first.node.fields)  # a model without fields has no options
         if all(v == values[0] for v in values) and not always:
             continue
-        if values in told and all(type(v) is int for v in values):
-            site.value = _read(first.methods[0], told[values])
+        if values in told[method] and all(type(v) is int for v in values):
+            site.value = _read(first.methods[method], told[method][values])
             continue
         inner = _of_images(site, values)
         values = inner or values
@@ -601,10 +606,11 @@ def _by_fields(group: Sequence[Draft]) -> Iterator[list[Draft]]:
 def _parts(group: list[Draft], read: NumbersOf) -> list[list[Draft]]:
     if len(group) == 1:
         return [group]
-    columns, shapes = _columns(group, read), read[group[0]].in_shapes
+    columns, first = _columns(group, read), read[group[0]]
     differ = [i for i, column in enumerate(columns) if _differ(column)]
-    told = _told(group) if differ and len(group[0].methods) == 1 else {}
-    unknown = [i for i in differ if _size(columns[i], told, small=i in shapes) is None]
+    told = _told(group) if differ else []
+    sizes = {i: _size(columns[i], told[first.methods[i]], i in first.in_shapes) for i in differ}
+    unknown = [i for i, size in sizes.items() if size is None]
     if not unknown:
         return [group]
     split: dict[tuple[int | None, ...], list[Draft]] = {}
@@ -696,9 +702,8 @@ def _under_roots(powers: Iterable[ast.AST]) -> set[int]:
 def _size(
     column: tuple[int | None, ...],
     told: Mapping[tuple[int, ...], ast.expr],
-    *,
     small: bool,
-) -> tuple[tuple[int, ...], str, int] | None:
+) -> _Size | None:
     """A size equal to numbers, or their multiple or divisor, in all drafts.
 
     **Arguments:**
@@ -725,17 +730,32 @@ def _size(
     return None
 
 
-def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
-    """Sizes of arrays, by their values in all drafts; those of arguments come first."""
+def _told(group: Sequence[Draft]) -> list[dict[tuple[int, ...], ast.expr]]:
+    """Sizes of arrays that each method can read, by their values in all drafts."""
+    return [_told_in(group, _read_in(group[0], method)) for method in group[0].methods]
+
+
+def _read_in(draft: Draft, method: ast.FunctionDef) -> list[tuple[int, ast.expr]]:
+    """The arrays that a method can read, by their places; those of arguments come first."""
+    kinds = [a.annotation for a in (*method.args.args, *method.args.kwonlyargs) if a.annotation]
+    own = {id(node) for kind in kinds for node in syntax.walk(kind)}
+    every = zip(draft.sources, draft.annotations, strict=True)
+    found = [
+        (i, source)
+        for i, (source, kind) in enumerate(every)
+        if source is not None and (len(draft.methods) == 1 or field_of(source) or id(kind) in own)
+    ]
+    return sorted(found, key=lambda read: not isinstance(read[1], ast.Name))
+
+
+def _told_in(
+    group: Sequence[Draft], read: Sequence[tuple[int, ast.expr]]
+) -> dict[tuple[int, ...], ast.expr]:
+    """Sizes of some arrays, and of those of the layers inside."""
     sizes_by_values: dict[tuple[int, ...], ast.expr] = {}
-    order = sorted(
-        range(len(group[0].sources)),
-        key=lambda i: not isinstance(group[0].sources[i], ast.Name),
-    )
-    for i in order:
-        source = group[0].sources[i]
+    for i, source in read:
         shapes = [d.arrays[i][1] for d in group]
-        if source is None or len({len(s) for s in shapes}) > 1:
+        if len({len(s) for s in shapes}) > 1:
             continue
         axes = list(enumerate(zip(*shapes, strict=True)))
         for axis, sizes in axes[-1:] + axes[:-1]:  # the last axis holds the features
@@ -744,8 +764,8 @@ def _told(group: Sequence[Draft]) -> dict[tuple[int, ...], ast.expr]:
             place = -1 if axis == len(shapes[0]) - 1 > 0 else axis
             size = syntax.size(source, place)
             sizes_by_values.setdefault(tuple(map(int, sizes)), size)
-    for i in order:
-        source, shapes = group[0].sources[i], [d.arrays[i][1] for d in group]
+    for i, source in read:
+        shapes = [d.arrays[i][1] for d in group]
         ranks = {len(s) for s in shapes}
         if not isinstance(source, ast.Name) or len(ranks) > 1 or min(ranks) < 4:
             continue
@@ -789,20 +809,33 @@ def generalize(
     columns = _columns(group, read)
     if not any(map(_differ, columns)):
         return
-    (method,) = group[0].methods
     told = _told(group)
+    changing: list[list[tuple[ast.Constant, _Size]]] = [[] for _ in told]
+    for i, values in enumerate(columns):
+        if _differ(values):
+            place = first.methods[i]
+            size = _size(values, told[place], i in first.in_shapes)
+            assert size is not None  # ensured by `groups`
+            changing[place].append((first.constants[i], size))
+    for method, own, read_there in zip(group[0].methods, changing, told, strict=True):
+        _write_sizes(method, own, read_there, names, taken, stored)
+
+
+def _write_sizes(
+    method: ast.FunctionDef,
+    changing: Sequence[tuple[ast.Constant, _Size]],
+    told: Mapping[tuple[int, ...], ast.expr],
+    names: Mapping[tuple[str, ...], str],
+    taken: Iterable[str],
+    stored: Mapping[str, ast.expr],
+) -> None:
+    """Replace some numbers of a method by their sizes, which it reads in its first lines."""
     used = {*taken, *syntax.used(method)}
     used |= {n.arg for n in syntax.walk(method) if isinstance(n, ast.arg)}
     local: dict[tuple[int, ...], str] = {}
     replaced: dict[int, ast.expr] = {}
-    constants = [*zip(first.constants, columns, strict=True)]
-    rest = _left_to_reshape(method, {id(c) for c, values in constants if _differ(values)})
-    for i, (constant, values) in enumerate(constants):
-        if not _differ(values):
-            continue
-        size = _size(values, told, small=i in first.in_shapes)
-        assert size is not None  # ensured by `groups`
-        base, operator, factor = size
+    rest = _left_to_reshape(method, {id(c) for c, _ in changing})
+    for constant, (base, operator, factor) in changing:
         known = stored.get(ast.unparse(told[base]))
         if id(constant) in rest and known is None and tuple(map(str, base)) not in names:
             replaced[id(constant)] = syntax.number(-1)
@@ -853,11 +886,11 @@ def settle(group: Sequence[Draft], read: NumbersOf) -> None:
         numbers = tuple([read[draft].value(i) for i in differ])
         rows.setdefault((shapes, tuple(draft.inner_shapes.items()), numbers), draft)
     alike = list(rows.values())
-    told = _told(alike) if len(group[0].methods) == 1 else {}
+    told, methods = _told(alike), read[twin].methods
     columns = {i: tuple(read[draft].value(i) for draft in alike) for i in differ}
     for i, column in columns.items():
         constant, own = pairs[i]
-        if _size(column, told, small=i in read[twin].in_shapes) is None:
+        if _size(column, told[methods[i]], i in read[twin].in_shapes) is None:
             constant.value = own.value
 
 
