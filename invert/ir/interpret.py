@@ -80,11 +80,15 @@ def interpret(
 def retrace(
     program: AnyJaxpr, on_eqn: OnEqn = bind, types: Iterable[Aval] | None = None
 ) -> ClosedJaxpr:
-    """Trace `interpret` of a program, at the types of its arguments or at `types`."""
+    """Trace `interpret` of a program, at the types of its arguments or at `types`.
+
+    It keeps the name of the function that it was traced from.
+    """
 
     def run(*values: Value) -> list[Value]:
         return interpret(program, values, on_eqn)
 
+    run.__name__ = open_jaxpr(program).debug_info.func_name
     return trace_closed(run, *(types or (v.aval for v in open_jaxpr(program).invars)))
 
 
