@@ -15,6 +15,7 @@ from invert._private.jax import SIZE_ERRORS, eval_closed, open_jaxpr, trace_clos
 from invert.gradients.conditions import Conditions, Watched
 from invert.gradients.region import MarkedRegion
 from invert.gradients.samples import samples, special, with_zeros
+from invert.gradients.widened import OneWidthError, wide, widened
 from invert.ir import jaxprs
 from invert.ir.graph import is_var
 from invert.ir.loops import WhileParts
@@ -58,6 +59,7 @@ def differences(
     x64: bool,
     other: AnyJaxpr | None = None,
     conditions: Conditions | None = None,
+    closer: bool = False,
 ) -> Iterator[float]:
     """The differences of two gradients at the values of `samples`, beyond rounding.
 
@@ -66,6 +68,7 @@ def differences(
     - `other`: automatic differentiation of the region as a program; traced by default.
     - `conditions`: takes the conditions of the two programs and their outcomes. If some are not
         met, the gradients are compared at special values, too.
+    - `closer`: compares what seems to differ by rounding again, computed in 64 bits if it can be.
     """
     count = len(region.numbers)
     if other is None:
@@ -88,6 +91,7 @@ def differences(
             else:
                 runs = conditions.add((one, two), bool(sizes))
             run = once(functools.partial(_results, runs))
+            run_wide = once(functools.partial(_in_64_bits, (one, two)))
             types = [v.aval for v in open_jaxpr(program).invars]
             usual: list[float] = []
             for values, is_partly_zero in _points(types, count, program, conditions):
@@ -110,7 +114,18 @@ def differences(
                 moved = run(*values[:-count], *map(_rounded, values[-count:]))[0][0]
                 # Where large terms are zero, the roundings of terms that cancel remain.
                 least = usual if is_partly_zero else [0.0] * len(usual)
-                yield max(map(beyond_rounding, *results, map(np.asarray, moved), least))
+                gap = max(map(beyond_rounding, *results, map(np.asarray, moved), least))
+                if gap or not closer:
+                    yield gap
+                    continue
+                try:
+                    with jax.enable_x64(True):
+                        close = run_wide(*map(wide, values))
+                except OneWidthError:
+                    closer = False
+                    yield gap
+                else:
+                    yield max(map(_wide_gap, *results, *close))
 
 
 def _points(
@@ -127,6 +142,10 @@ def _unwatched(program: AnyJaxpr, values: Sequence[Value]) -> Watched:
     return eval_closed(program, values), {}
 
 
+def _in_64_bits(programs: Sequence[AnyJaxpr], *xs: Value) -> list[list[Value]]:
+    return [widened(program, xs) for program in programs]
+
+
 def _results(runs: Sequence[Callable[[Sequence[Value]], Watched]], *xs: Value) -> list[Watched]:
     return [run(xs) for run in runs]
 
@@ -139,11 +158,15 @@ def first_difference(
     conditions: Conditions | None = None,
 ) -> float:
     """The first difference of two gradients, or 0; see `differences`."""
-    return next(filter(None, differences(region, raw, x64, other, conditions)), 0.0)
+    gaps = differences(region, raw, x64, other, conditions, closer=True)
+    return next(filter(None, gaps), 0.0)
 
 
 # Tolerance after long sums, in units in the last place.
 _ULPS = 1e3
+# Tolerance in 64 bits, relative to the largest number: constants and expansions of functions
+# remain those of narrower programs.
+_WIDE_TOLERANCE = 1e-6
 
 
 def _rounded(cotangent: np.ndarray) -> np.ndarray:
@@ -206,6 +229,14 @@ def beyond_rounding(
         return gap
     # A factor near one hides in the roundings of a number in 16 bits, but not in those of many.
     return gap if eps > 1e-5 and not _have_one_scale(x, y, eps) else 0.0
+
+
+def _wide_gap(x: np.ndarray, y: np.ndarray, wide_x: Value, wide_y: Value) -> float:
+    """The largest gap in 64 bits beyond tolerance, where `x` and `y` are finite as well."""
+    a, b = np.asarray(wide_x), np.asarray(wide_y)
+    is_finite = np.logical_and.reduce([*map(np.isfinite, (x, y, a, b))])
+    gap = largest_gap(a[is_finite], b[is_finite])
+    return gap if gap > _WIDE_TOLERANCE * _largest(b[is_finite]) else 0.0
 
 
 def _have_one_scale(x: np.ndarray, y: np.ndarray, eps: float) -> bool:

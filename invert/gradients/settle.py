@@ -135,10 +135,7 @@ def _keeps_apart(eqn: Eqn) -> bool:
 
     Results that a policy stores are rounded to the precision that they have.
     """
-    if eqn.primitive.name != "reduce_precision":
-        return eqn.primitive.name == "optimization_barrier"
-    own = jnp.finfo(eqn.outvars[0].aval.dtype)
-    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+    return eqn.primitive.name == "optimization_barrier" or jaxprs.keeps_precision(eqn)
 
 
 # The primitives of equations that may matter only to derivatives.

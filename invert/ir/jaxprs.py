@@ -240,6 +240,14 @@ def without(closed: J, is_identity: Callable[[Eqn], bool]) -> J:
     return map_jaxprs(closed, lambda jaxpr: rewritten(jaxpr, dropped))
 
 
+def keeps_precision(eqn: Eqn) -> bool:
+    """Return whether an equation rounds an array to the precision that it has."""
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
 def map_param(value: Value, function: Callable[[AnyJaxpr], AnyJaxpr]) -> Value:
     """Apply `function` to the jaxprs of a parameter; unchanged ones stay the same objects."""
     if is_jaxpr(value):
