@@ -978,6 +978,7 @@ def under_own_settings() -> Iterator[None]:
         jax.debug_nans(False),
         jax.debug_infs(False),
         jax.transfer_guard("allow"),
+        jax.threefry_partitionable(True),
     ):
         yield
 

@@ -96,7 +96,7 @@ class Outermost:
         # What was compared under the first setting, if the second changes nothing about it.
         compared: AnyJaxpr | None = None
         for x64 in (True,) if recovered.x64 else (False, True):
-            with jax.enable_x64(x64):
+            with jax.enable_x64(x64), jax.threefry_partitionable(recovered.partitionable):
                 try:
                     with only_refusals():
                         with meshes.set_for(program), self._layers_once():

@@ -370,7 +370,8 @@ class _Variant:
         self.paths, self.held = self.parameters.paths, self.parameters.held
 
     def run(self) -> Emission:
-        with load.loading() as module_of:
+        partitionable = all(r.partitionable for r in self.recovered.values())
+        with load.loading() as module_of, jax.threefry_partitionable(partitionable):
             return self._run(module_of)
 
     def layered(
@@ -459,6 +460,7 @@ class _Variant:
                 given[name],
                 states[name] if any(r.in_state) else None,
                 r.x64,
+                r.partitionable,
                 r.checkify,
                 r.fixed,
                 r.constraints,

@@ -60,6 +60,7 @@ class Method:
     - `arguments`: variables of the flat arguments, then of the key.
     - `states`: the first and the last state; `None` if the method takes none.
     - `x64`: whether the program has 64-bit values.
+    - `partitionable`: the setting `jax_threefry_partitionable` for its random numbers.
     - `checkify`: whether assertions are written as `checkify.check`.
     - `fixed`: why the text holds for one size of its open dimensions only, or `""`.
     - `constraints`: conditions on its open dimensions, which the text checks.
@@ -72,6 +73,7 @@ class Method:
     arguments: Sequence[Var]
     states: tuple[StateVar, StateVar] | None
     x64: bool
+    partitionable: bool = True
     checkify: bool = False
     fixed: str = ""
     constraints: Sequence[Constraint] = ()
@@ -217,7 +219,10 @@ class Main:
         jitted = syntax.name("eqx.filter_jit")
         checks = method.entry.checks
         self.compiled[method.name] = method.name
-        if not method.x64 and not checks:
+        settings = {"enable_x64": True} if method.x64 else {}
+        if not method.partitionable:  # the default of JAX is `True`
+            settings["threefry_partitionable"] = False
+        if not settings and not checks:
             function.decorators = [jitted]
             made = _guarded(method, render(function, method.name, {}, taken))
             _name_sources(draft, function, made)
@@ -230,7 +235,7 @@ class Main:
         self.compiled[method.name] = run
         doc = self._doc(method.entry)
         outer = around(
-            inner, method.name, doc, x64=method.x64, checks=checks, checkify=method.checkify
+            inner, method.name, doc, settings=settings, checks=checks, checkify=method.checkify
         )
         return [outer, inner]
 

@@ -1,10 +1,10 @@
-"""The method around a compiled one: switches on x64 and raises assertions."""
+"""The method around a compiled one: switches settings of JAX and raises assertions."""
 
 from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from invert.emission.python import syntax
 from invert.emission.python.naming import Names
@@ -18,7 +18,7 @@ def around(
     name: str,
     doc: str,
     *,
-    x64: bool,
+    settings: Mapping[str, bool],
     checks: Sequence[str],
     checkify: bool,
 ) -> ast.FunctionDef:
@@ -26,7 +26,7 @@ def around(
 
     **Arguments:**
 
-    - `x64`: whether 64-bit types are switched on for the call.
+    - `settings`: values of settings of JAX for the call, by the names of their contexts.
     - `checks`: messages of assertions; the last results of `inner` say which of them failed.
     - `checkify`: whether assertions are `checkify.check` rather than `eqx.error_if`.
     """
@@ -41,16 +41,19 @@ def around(
     arguments = [a.arg for a in (*outer.args.posonlyargs, *outer.args.args)][1:]
     keywords = {a.arg: ast.Name(a.arg, ast.Load()) for a in outer.args.kwonlyargs}
     call = syntax.call(f"self.{inner.name}", *map(syntax.name, arguments), **keywords)
-    enabled = ast.withitem(syntax.call("jax.enable_x64", syntax.number(True)))
+    enabled = [
+        ast.withitem(syntax.call(f"jax.{name}", syntax.number(value)))
+        for name, value in settings.items()
+    ]
     stated = [syntax.docstring(doc)] if doc else []
     if not checks:
-        outer.body = [*stated, ast.With([enabled], [ast.Return(call)], lineno=0)]
+        outer.body = [*stated, ast.With(enabled, [ast.Return(call)], lineno=0)]
         return outer
     names = Names({*arguments, *keywords, "self"})
     out = names.new("out")
     flags = [names.new("failed" if len(checks) == 1 else f"failed_{i}") for i in range(len(checks))]
     taken = syntax.assign(syntax.store(syntax.tuple_of(map(syntax.name, (out, *flags)))), call)
-    body: list[ast.stmt] = [ast.With([enabled], [taken], lineno=0) if x64 else taken]
+    body: list[ast.stmt] = [ast.With(enabled, [taken], lineno=0) if enabled else taken]
     for message, flag in zip(checks, flags, strict=True):
         failed = syntax.name(flag)
         if checkify:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence, Set
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from invert._entry import ArgSpec, EntryPoint
 from invert.emission import main_class
+from invert.ir.jaxprs import drawn_under, equations
 from invert.ir.sizes import Constraint, is_open
 from invert.ir.types import Jaxpr
 
@@ -51,6 +53,11 @@ class Recovered:
     may_be_empty: Set[str] = frozenset()
     recognized: Callable[[Jaxpr], Jaxpr] | None = lambda jaxpr: jaxpr
     derived: Jaxpr | None = None
+
+    @functools.cached_property
+    def partitionable(self) -> bool:
+        """The `jax_threefry_partitionable` that the text needs, for any of its numbers."""
+        return all(drawn_under(e) is not False for e in equations(self.program))
 
     @property
     def in_state(self) -> list[bool]:

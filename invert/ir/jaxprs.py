@@ -515,6 +515,15 @@ def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
             pending.extend(inner)
 
 
+def drawn_under(eqn: Eqn) -> bool | None:
+    """The `jax_threefry_partitionable` of an equation, if its numbers depend on that setting."""
+    return eqn.ctx.threefry_partitionable if eqn.primitive.name in _DRAWS else None
+
+
+# Those that JAX lowers by the setting of their equation.
+_DRAWS = frozenset(("random_bits", "random_split", "random_gamma"))
+
+
 def held(jaxpr: Jaxpr) -> Mapping[int, Sequence[Jaxpr]]:
     """The jaxprs inside the equations that hold some, by the positions of these."""
     found: dict[int, Sequence[Jaxpr]] = {}

@@ -23,7 +23,7 @@ from invert._private.jax import (
 )
 from invert.ir.graph import Graph, is_var
 from invert.ir.hints import is_hint
-from invert.ir.jaxprs import broadcasts
+from invert.ir.jaxprs import broadcasts, drawn_under
 from invert.ir.narrow_operands import is_implied
 from invert.ir.order import reached
 from invert.ir.types import AnyJaxpr, Atom, Eqn, Jaxpr, Literal, Params, Value
@@ -158,6 +158,7 @@ class Match:
             return known is target
         if (
             eqn.primitive is not target.primitive
+            or drawn_under(eqn) != drawn_under(target)
             or target in self.taken
             or len(eqn.invars) != len(target.invars)
             or len(eqn.outvars) != len(target.outvars)

@@ -17,7 +17,7 @@ from invert._private.jax import (
     jvp_rule_of,
     open_jaxpr,
 )
-from invert.ir.jaxprs import map_equations
+from invert.ir.jaxprs import drawn_under, map_equations
 from invert.ir.passes import Made, rewritten
 from invert.ir.types import AnyJaxpr, Atom, Aval, Eqn, J, Jaxpr, Literal, Value
 
@@ -98,7 +98,8 @@ def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:
     except TypeError:
         return None
     # Equal parameters may differ in type, as 1 and True do.
-    return eqn.primitive, params, tuple(type(value) for _, value in params)
+    types = tuple(type(value) for _, value in params)
+    return eqn.primitive, drawn_under(eqn), params, types
 
 
 _NO_KEY = object()

@@ -349,8 +349,9 @@ def _gamma(site: Site) -> Iterator[Call]:
             if math.prod(shape[:rank]) in counts:
                 key = uint32(*shape[:rank], _words(impl))
                 if one and shape:
-                    yield _gamma_call(key, jax.ShapeDtypeStruct((), dtype), shape, log_space)
-                yield _gamma_call(key, jax.ShapeDtypeStruct(shape, dtype), shape, log_space)
+                    one_for_all = jax.ShapeDtypeStruct((), dtype)
+                    yield from _gamma_call(key, one_for_all, shape, log_space)
+                yield from _gamma_call(key, jax.ShapeDtypeStruct(shape, dtype), shape, log_space)
 
 
 def _key_counts(site: Site, n: int) -> set[int]:
@@ -376,7 +377,7 @@ def _gamma_call(
     a: jax.ShapeDtypeStruct,
     shape: tuple[int, ...],
     log_space: bool,
-) -> Call:
+) -> Iterator[Call]:
     impl = {2: "threefry2x32", 4: "rbg"}[key.shape[-1]]
 
     def run(key: Value, a: Value) -> Value:
@@ -384,7 +385,7 @@ def _gamma_call(
             a = lax.broadcast_in_dim(a, shape, ())
         return random_gamma_p.bind(wrap(key, impl), a, log_space=log_space)
 
-    return Call(("gamma", impl, shape, log_space), run, (key, a))
+    yield from _keyed(("gamma", impl, shape, log_space), run, key, a)
 
 
 HASHES = (

@@ -154,6 +154,48 @@ def test_not_partitionable(shape, width):
 @pytest.mark.parametrize(
     "f",
     [
+        lambda k: (random.normal(k, (3,)), random.bits(k, (5,))),
+        lambda k: random.gamma(k, jnp.asarray(2.0)),
+    ],
+    ids=["normal", "gamma"],
+)
+@pytest.mark.parametrize("session", [True, False])
+def test_text_not_partitionable(f, session):
+    """The text draws under the setting of the program, whatever that of the session is."""
+
+    def g(k):
+        return f(random.wrap_key_data(k))
+
+    with jax.threefry_partitionable(False):
+        exported = jax.export.export(jax.jit(g))(RAW).serialize()
+        want = jax.tree.leaves(jax.jit(g)(RAW))
+    with jax.threefry_partitionable(session):
+        module = invert.from_exported(exported)
+        assert module.report.certificate.kind == "exact"
+        assert "with jax.threefry_partitionable(False):" in module.source
+        for run in (module, module.model):
+            for a, b in zip(jax.tree.leaves(run(RAW)), want, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_both_settings():
+    """Equal operations under different settings draw different numbers."""
+
+    def f(k):
+        with jax.threefry_partitionable(False):
+            first = random.split(k)
+        return first, random.split(k)
+
+    module = invert.from_exported(jax.export.export(jax.jit(f))(RAW).serialize())
+    for a, b in zip(module(RAW), jax.jit(f)(RAW), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(invert.EmissionError, match="random_split"):
+        _ = module.source
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
         lambda k, x: random.bits(random.split(k, 3)[1], x.shape),
         lambda k, x: jax.vmap(lambda k: random.normal(k, (2,)))(random.split(k, 3)),
         lambda k, x: jax.vmap(lambda i: random.fold_in(k, i))(jnp.arange(3)),
