@@ -20,7 +20,7 @@ Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"
 NAMES: dict[Kind, str] = {
     "saved": "module written by invert.save",
     "saved_model": "SavedModel",
-    "keras": "Keras archive",
+    "keras": "Keras model",
     "graph": "GraphDef",
     "stablehlo": "StableHLO module",
     "exported": "jax.export artifact",
@@ -72,10 +72,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
             remedy="Build the model, call `model.load_weights`, and convert the model.",
         )
     if data.startswith(_HDF5):
-        raise MalformedModelError(
-            f"{place} is HDF5, the format of Keras before version 3",
-            remedy="Load it with Keras and write it with `model.export(directory)` or as `.keras`.",
-        )
+        return "keras"
     if place.suffix == ".pb":
         return "stablehlo" if place.name.endswith(".hlo.pb") and not named else "graph"
     if named and data.startswith(_NODES) and _FUNCTION not in data:
@@ -86,8 +83,8 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
         return "stablehlo"
     raise MalformedModelError(
         f"{place} is not a model of a known format",
-        remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras file, "
-        "a GraphDef (.pb), StableHLO as text or bytecode, or a jax.export artifact.",
+        remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras "
+        "or .h5 file, a GraphDef (.pb), StableHLO as text or bytecode, or a jax.export artifact.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads `.keras` files, the archives written by `model.save` of Keras 3.
+"""Reads `.keras` and `.h5` files, the two kinds that `model.save` of Keras 3 writes.
 
 Their configuration names the classes that Keras instantiates. Only classes of Keras itself are
 allowed, and no functions, so that a file cannot choose what to import or run.
@@ -20,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,9 @@ _LONGEST_CAUSE = 1000
 # Limits on the unpacked size: a multiple of the archive's size, plus a constant.
 _RATIO, _SPARE = 100, 1 << 28
 _WEIGHTS = "model.weights.h5"
+_HDF5 = b"\x89HDF"
+# The modules of Keras's own kinds of models, which HDF5 files leave out and archives name.
+_MODULES = {"Functional": "keras.src.models.functional", "Model": "keras", "Sequential": "keras"}
 # Classes of Keras that contain code, or read files named in their configuration.
 _CODE = frozenset(
     """
@@ -64,7 +68,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
 
     **Arguments:**
 
-    - `path`: the `.keras` file.
+    - `path`: the `.keras` or HDF5 file.
     - `strict`: as in `tf_function.entry_point`.
 
     **Raises:** `MalformedModelError`; `UnsupportedOpError` if the model contains code;
@@ -81,7 +85,7 @@ def entry_point(path: str | os.PathLike[str], *, config: Config, strict: bool = 
             return model(inputs, training=False)
 
     entry = tf_function.entry_point(call, (specs,), config=config, name=model.name, strict=strict)
-    source = f"Keras archive {file.name}"
+    source = f"Keras model {file.name}"
     return dataclasses.replace(entry, source=source, kind=own_class(model))
 
 
@@ -137,7 +141,7 @@ def _errors_of_keras(file: Path, verb: str) -> Iterator[None]:
     ) as error:  # fmt: skip
         raise MalformedModelError(
             f"{file}: Keras cannot {verb} the model: {_cause(error)}",
-            remedy="Name its own classes in Config(custom_objects=...), or save it again.",
+            remedy="Name its own classes in Config(custom_objects=...), or save it as `.keras`.",
         ) from error
 
 
@@ -202,21 +206,70 @@ def _cause(error: Exception) -> str:
     return where + f"{type(error).__name__}: {last}"[:_LONGEST_CAUSE]
 
 
+def _is_hdf5(file: Path) -> bool:
+    with file.open("rb") as data:
+        return data.read(len(_HDF5)) == _HDF5
+
+
 def _config_of(file: Path) -> object:
     try:
+        if _is_hdf5(file):
+            return _config_of_hdf5(file)
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo("config.json")
             if info.file_size > _LARGEST_CONFIG:
                 raise MalformedModelError(f"{file}: its config.json is too large")
             return json.loads(archive.read(info))
-    except MalformedModelError:
+    except InvertError:
         raise
-    # What `zipfile` raises for damaged files or a missing entry, and `json` for other text.
+    # What `zipfile` and `h5py` raise for damaged files or a missing entry, and `json` for other
+    # text.
     except (
-        OSError, KeyError, ValueError, RuntimeError, NotImplementedError, RecursionError,
-        zipfile.BadZipFile, zlib.error,
+        OSError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError,
+        RecursionError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        raise MalformedModelError(f"{file} is not a Keras archive: {error}") from error
+        raise MalformedModelError(f"{file} is not a Keras model: {error}") from error
+
+
+def _config_of_hdf5(file: Path) -> object:
+    """The configuration in an HDF5 file, with the module of the model as in an archive.
+
+    **Raises:** `MalformedModelError` if it is of another version; what `h5py` and `json` raise.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{file} is HDF5, and needs h5py", remedy="Install it: pip install h5py"
+        ) from error
+    with h5py.File(file, "r") as model:
+        version, config = (_text_of(model, name) for name in ("keras_version", "model_config"))
+    if not version.startswith("3."):
+        raise MalformedModelError(
+            f"{file} was written by Keras {version}; HDF5 is read from version 3",
+            remedy="Load it with Keras and write it with `model.export(directory)` or as `.keras`.",
+        )
+    config = json.loads(config)
+    if isinstance(config, dict) and (kind := config.get("class_name")) in _MODULES:
+        config |= {"module": _MODULES[kind], "registered_name": kind}
+    return config
+
+
+def _bytes_of(attribute: Any) -> int:
+    return math.prod(attribute.shape or ()) * attribute.dtype.itemsize
+
+
+def _text_of(model: Any, name: str) -> str:
+    """A text attribute of an HDF5 file.
+
+    **Raises:** `ValueError` if it is not a text, or longer than a configuration may be; `KeyError`.
+    """
+    place = model.attrs.get_id(name)
+    text = place.shape == () and _bytes_of(place) <= _LARGEST_CONFIG and model.attrs[name]
+    text = text.decode() if isinstance(text, bytes) else text
+    if not isinstance(text, str):
+        raise ValueError(f"its {name} is not a text")
+    return text
 
 
 def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> Iterator[Problem]:
@@ -280,6 +333,9 @@ def _content_problems(file: Path) -> list[Problem]:
 
 def _entry_problems(file: Path) -> Iterator[Problem]:
     """Problems: files with outside paths, or declaring more bytes than they hold."""
+    if _is_hdf5(file):
+        yield from _weight_problems(file, _held(file))
+        return
     with zipfile.ZipFile(file) as archive:
         held = _held(file)
         for info in archive.infolist():
@@ -302,7 +358,7 @@ def _entry_problems(file: Path) -> Iterator[Problem]:
             yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
 
 
-def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
+def _weight_problems(data: io.BytesIO | Path, held: int) -> Iterator[Problem]:
     """Problems: HDF5 arrays stored elsewhere, or declaring more than `held` bytes."""
     try:
         import h5py
@@ -314,6 +370,7 @@ def _weight_problems(data: io.BytesIO, held: int) -> Iterator[Problem]:
         seen: set[Hashable] = set()
         while pending:
             place, group = pending.pop()
+            declared += sum(_bytes_of(group.attrs.get_id(n)) for n in group.attrs)
             for name in group:
                 inner = f"{place}/{name}"
                 link = group.get(name, getlink=True)

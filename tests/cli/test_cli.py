@@ -151,7 +151,7 @@ def test_inspect_has_the_same_content_as_json(models: Path, capsys) -> None:
         ("export.mlirbc", "StableHLO module", "stablehlo.dot_general"),
         ("saved_model", "SavedModel", "stablehlo.dot_general"),
         ("saved_model/saved_model.pb", "SavedModel", "tf.XlaCallModule"),
-        ("model.keras", "Keras archive", "tf.MatMul"),
+        ("model.keras", "Keras model", "tf.MatMul"),
         ("graph.pb", "GraphDef", "tf.Relu"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Malicious `.keras` archives, and archives that declare more than they contain."""
+"""Malicious `.keras` and HDF5 files, and files that declare more than they contain."""
 
 from __future__ import annotations
 
@@ -217,11 +217,85 @@ def test_classes_that_are_registered(tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path / "own.keras")(x), x * x)
 
 
-def test_files_of_the_older_format(archive: Path, tmp_path: Path) -> None:
-    model = keras.saving.load_model(archive)
-    model.save(tmp_path / "model.h5")
-    with pytest.raises(invert.MalformedModelError, match="format of Keras before version 3"):
-        invert.load(tmp_path / "model.h5")
-    model.save_weights(tmp_path / "model.weights.h5")
+def test_weights_alone(archive: Path, tmp_path: Path) -> None:
+    keras.saving.load_model(archive).save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(invert.MalformedModelError, match=r"without a model.*load_weights"):
         invert.load(tmp_path / "model.weights.h5")
+
+
+@pytest.fixture(scope="module")
+def hdf5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keras") / "model.h5"
+    image = keras.Input((4,), name="image")
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(3, activation="gelu")(image))
+    both = keras.layers.Concatenate()([hidden, image])
+    keras.Model({"image": image}, [keras.layers.Dense(2)(both), hidden]).save(path)
+    return path
+
+
+def test_hdf5_of_keras_3(hdf5: Path) -> None:
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    model = keras.saving.load_model(hdf5, compile=False)
+    model.layers[2].moving_mean.assign(np.arange(3))
+    model.save(hdf5)
+    got = invert.load(hdf5)({"image": x})
+    for part, want in zip(got, model({"image": x}), strict=True):
+        np.testing.assert_allclose(part, want, rtol=1e-6, atol=1e-6)
+
+
+def _set(**attributes: Any) -> Callable[[Any], None]:
+    return lambda file: file.attrs.update(attributes)
+
+
+def _layer(**changes: Any) -> Callable[[Any], None]:
+    def edit(file: Any) -> None:
+        config = json.loads(file.attrs["model_config"])
+        dense = next(x for x in config["config"]["layers"] if x["class_name"] == "Dense")
+        dense["config"] |= changes.pop("config", {})
+        dense |= changes
+        file.attrs["model_config"] = json.dumps(config)
+
+    return edit
+
+
+def _large_hdf5(file: Any) -> None:
+    del file["model_weights/x"]
+    file["model_weights"].create_dataset("x", (10**7, 10**5), "f4", chunks=(10, 10))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set(keras_version="2.12.0"), r"written by Keras 2\.12\.0; HDF5 is read from version 3"),
+        (_set(keras_version=3), "its keras_version is not a text"),
+        (_set(model_config="{"), "is not a Keras model"),
+        (_layer(class_name="Lambda"), "contains or names Python code"),
+        (_layer(class_name="Missing"), r"Unknown layer: 'Missing'.*custom_objects"),
+        (_layer(module="os", class_name="system"), "is not a class of Keras itself"),
+        (_layer(config={"units": 10**9}), r"model\.h5: the variables .* too many"),
+        (lambda file: file.attrs.__delitem__("keras_version"), "keras_version"),
+        (lambda file: file.__delitem__("model_weights"), "Keras cannot load the model"),
+        (lambda file: file["model_weights"].update(x=1) or _large_hdf5(file), "claim to take"),
+        (
+            lambda file: file.update({"model_weights/x": h5py.ExternalLink("/etc/passwd", "x")}),
+            "are stored in another file",
+        ),
+    ],
+)
+def test_damaged_hdf5(
+    change: Callable[[Any], None], message: str, hdf5: Path, tmp_path: Path
+) -> None:
+    path = shutil.copy(hdf5, tmp_path)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    with pytest.raises(invert.InvertError, match=f"(?s){message}"):
+        invert.load(path)
+
+
+def test_cut_hdf5(hdf5: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    data = hdf5.read_bytes()
+    for size in range(8, len(data), len(data) // 12):
+        path.write_bytes(data[:size])
+        with pytest.raises(invert.MalformedModelError, match=r"model\.h5"):
+            invert.load(path)

@@ -197,3 +197,26 @@ def test_updates_in_nested_functions_are_returned():
     for _ in range(2):
         got, state = module(X, state)
         np.testing.assert_allclose(_arrays(got), [t.numpy() for t in concrete(tf.constant(X))])
+
+
+def test_second_derivatives_of_products_by_segment():
+    """Also by the only zero of a segment, and around it."""
+    ids = [0, 0, 1]
+    x = np.array([[0, 1, -2, 3], [4, 0, 5, 6], [1, 2, 0, -1]], F)
+    with tf.GradientTape() as outer:
+        z = tf.constant(x)
+        outer.watch(z)
+        with tf.GradientTape() as inner:
+            inner.watch(z)
+            y = tf.math.segment_prod(z, ids)
+        first: Any = inner.gradient(y, z)
+        total = tf.reduce_sum(first * (x + 2))
+    second: Any = outer.gradient(total, z)
+    # TensorFlow's second derivative of the unsorted product is NaN at these zeros.
+    for op, count in ((tf.math.segment_prod, ()), (tf.math.unsorted_segment_prod, (2,))):
+        fn = tf.function(lambda x, op=op, count=count: op(x, ids, *count), autograph=False)
+        module = invert.convert(fn, x)
+        slope = jax.grad(lambda x, m=module: m(x).sum())
+        np.testing.assert_allclose(slope(x), first)
+        again = jax.grad(lambda z, g=slope: (g(z) * (x + 2)).sum())(x)
+        np.testing.assert_allclose(again, second)

@@ -69,6 +69,11 @@ def joined(x: Any) -> Any:
     return tf.reduce_sum(one * other, 0)
 
 
+def columns(x: Any) -> Any:
+    one, two = tf.unstack(tf.where(x[:, :2] > 0), axis=1)
+    return tf.reduce_sum(tf.gather(x[:, 0], one)), tf.reduce_max(two), tf.size(one)
+
+
 def branches(x: Any) -> Any:
     y = tf.cond(x[0, 1] > 0, lambda: kept(x), lambda: x[:3])
     return tf.reduce_sum(y, 0), tf.scatter_nd(tf.range(tf.shape(y)[0])[:, None], y, (9, 3))
@@ -106,7 +111,7 @@ NONE = (-np.abs(normal(7, 3)),)
 ALL = (np.abs(normal(7, 3)),)
 
 
-@pytest.mark.parametrize("fn", [shapes, reductions, joined, branches, loops, counts])
+@pytest.mark.parametrize("fn", [shapes, columns, reductions, joined, branches, loops, counts])
 def test_rows_that_a_mask_keeps(fn):
     assert_equal(fn, [*SOME, NONE, ALL])
 

@@ -85,6 +85,14 @@ def _squeeze(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
     return [x.with_data(lax.squeeze(x.data, axes), x.pads_minus_one)]
 
 
+@row_rule("Unpack")
+def _unpack(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    x = values[0]
+    if node.attr("axis", 0) % x.data.ndim == 0:
+        raise refused(node, values)
+    return [x.with_data(y, x.pads_minus_one) for y in rule(ctx, node, [x.data])]
+
+
 @row_rule("Reshape", takes_sizes=True)
 def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
     """Split or join rows; padding rows stay at the end."""

@@ -114,11 +114,16 @@ def _first_eigh(x: Array) -> Array:
 @_in_single
 def _eig(x: Array, *, compute_v: bool, Tout: np.dtype) -> list[Array]:
     dtype = jax.dtypes.canonicalize_dtype(Tout)
-    if not compute_v:
-        (w,) = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=False)
-        return [lax.convert_element_type(w, dtype), lax.full((0,), 0, dtype)]
-    w, v = lax.linalg.eig(x, compute_left_eigenvectors=False)
-    return [lax.convert_element_type(w, dtype), lax.convert_element_type(v, dtype)]
+    # TensorFlow's eigenvectors have a derivative; JAX's have it if asked for. So have the second
+    # derivatives of eigenvalues, which take it.
+    w, *v = lax.linalg.eig(
+        x,
+        compute_left_eigenvectors=False,
+        compute_right_eigenvectors=compute_v,
+        enable_eigvec_derivs=True,
+    )
+    v = lax.convert_element_type(v[0], dtype) if compute_v else lax.full((0,), 0, dtype)
+    return [lax.convert_element_type(w, dtype), v]
 
 
 @rule("Lu")

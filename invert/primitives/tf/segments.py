@@ -46,13 +46,13 @@ def _segment_prod(data: Array, ids: Array, count: Int, is_sorted: bool) -> Array
 
     def tangent(y: Array, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> Array:
         (x, ids), (t, _) = primals, tangents
-        # The product of the other elements: by division if all of them are nonzero, else zero.
+        # The product of the other elements: by division, or of the nonzero ones for the only zero.
         zero = lax.eq(x, lax.full_like(x, 0))
         nonzero = lax.select(zero, lax.full_like(x, 1), x)
         zeros = take(total("Sum", zero.astype(np.int32), ids), ids, 0)
-        others = lax.div(take(total("Prod", nonzero, ids), ids, 0), nonzero)
-        alone = lax.eq(zeros, zero.astype(np.int32))
-        others = lax.select(alone, others, lax.full_like(x, 0))
+        of_zero = take(segment_prod(nonzero, ids), ids, 0)
+        of_zero = lax.select(lax.gt(zeros, np.int32(1)), lax.full_like(x, 0), of_zero)
+        others = lax.select(zero, of_zero, lax.div(take(y, ids, 0), nonzero))
         return total("Sum", lax.mul(t, others), ids)
 
     @with_tangent(tangent)

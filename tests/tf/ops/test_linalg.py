@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -328,6 +330,32 @@ def test_factors_multiply_to_the_matrix(dtype, shape):
     for g, w in zip(got, program(tf.constant(x)), strict=True):
         assert g.dtype == w.dtype.as_numpy_dtype
         np.testing.assert_allclose(g, w.numpy(), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("of", ["values", "vectors"])
+def test_derivatives_of_eigenvalues_and_eigenvectors(of):
+    """To second order, also of the values alone that come with vectors."""
+    x = sample((3, 3), "float32", 4)
+    weights = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+    def fn(x):
+        e, v = tf.linalg.eig(x)
+        return tf.abs(e**2) if of == "values" else tf.abs(v) ** 2 * weights
+
+    with tf.GradientTape() as outer:
+        z = tf.constant(x)
+        outer.watch(z)
+        with tf.GradientTape() as inner:
+            inner.watch(z)
+            y = fn(z)
+        first: Any = inner.gradient(y, z)
+        total = tf.reduce_sum(first * weights)
+    second: Any = outer.gradient(total, z)
+    module = invert.convert(tf.function(fn, autograph=False), x)
+    slope = jax.grad(lambda x: module(x).sum())
+    np.testing.assert_allclose(slope(x), first, rtol=1e-4, atol=1e-4)
+    again = jax.grad(lambda x: (slope(x) * weights).sum())(x)
+    np.testing.assert_allclose(again, second, rtol=1e-3, atol=1e-3 * np.abs(second).max())
 
 
 # Without a basis of eigenvectors, with equal, complex, negative and close eigenvalues.
