@@ -43,6 +43,7 @@ from invert.ir.gradient_marker import custom_gradient_p, parts
 from invert.ir.graph import Graph, computed_from, from_outside, in_order, is_var, read_by, reads
 from invert.ir.jaxprs import (
     map_equations,
+    map_inside,
     map_jaxprs,
     names_in,
     sub_jaxprs,
@@ -135,20 +136,20 @@ def with_gradients(
     - `recognize`: recovers library functions, of which the derivative left parts.
     - `fits`: whether a result may be used.
     """
-    ends = program.invars, program.outvars
     # A stored derivative is compared with that of the equations as they are.
     pulls = custom_gradient_p.name not in names_in(program)
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
-        if (jaxpr.invars, jaxpr.outvars) == ends or jaxpr.constvars:
+        if jaxpr.constvars:
             return jaxpr
         return _with_own(jaxpr, recognize, lambda derived: True, pulls)
 
-    inside = map_jaxprs(program, inner)
-    if inside is not program and not fits(inside):
-        inside = program
-    found = _with_own(inside, recognize, fits, pulls)
-    return None if found is program else found
+    # A loss may itself take steps, which stay as they are in what is differentiated.
+    found = _with_own(program, recognize, fits, pulls)
+    inside = map_inside(found, inner, lambda eqn: eqn.primitive is not value_and_grad_p)
+    if inside is not found and not fits(inside):
+        inside = found
+    return None if inside is program else inside
 
 
 def _with_own(
@@ -161,7 +162,10 @@ def _with_own(
     - `pulls`: whether to look for derivatives of values that are no number, too.
     """
     found = _with_losses(program, recognize, fits)
-    return _with_pullbacks(found, recognize, fits) if pulls else found
+    while pulls and (pulled := _with_pullbacks(found, recognize, fits)) is not found:
+        # A loss may read what the derivatives have changed.
+        found = _with_losses(pulled, recognize, fits)
+    return found
 
 
 def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
@@ -172,12 +176,11 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
     for number in _numbers(program)[:_MOST_TRIED]:
         graph = Graph(found)
         if number in graph.producers:
-            apart = _Apart(graph, _of_other_losses(graph, number))
-            found = apart.searched(number, recognize, fits) or found
+            found = _Apart.of(graph, [number]).searched([number], recognize, fits) or found
     for scaled, number in _with_scaled_numbers(found):
         graph = Graph(scaled)
-        apart = _Apart(graph, _of_other_losses(graph, number))
-        if (derived := apart.searched(number, recognize, fits)) is not None:
+        apart = _Apart.of(graph, [number])
+        if (derived := apart.searched([number], recognize, fits)) is not None:
             return derived
     return found
 
@@ -188,7 +191,8 @@ def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr]
         graph, found = Graph(program), list[Jaxpr]()
         for group in itertools.islice(starts(graph), _MOST_TRIED):
             results, cotangents = zip(*group, strict=True)
-            derived = _Search(graph, results, recognize, fits, cotangents).run()
+            apart = _Apart.of(graph, results)
+            derived = apart.searched(results, recognize, fits, cotangents)
             if derived is not None:
                 found.append(derived)
                 if next(starts(Graph(derived)), None) is None:
@@ -226,17 +230,6 @@ def _scales_one(eqn: Eqn) -> bool:
     return isinstance(first, Literal) and np.asarray(first.val) == 1 and is_var(second)
 
 
-def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
-    """Results that use other derivatives and that `number` depends on.
-
-    An example is the updated discriminator that the loss of a generator closes over.
-    """
-    needed, _ = graph.needed([number])
-    losses = [v for e in needed if e.primitive is value_and_grad_p for v in e.outvars]
-    made = {v for e in computed_from(losses, needed) for v in e.outvars}
-    return [v for v in dict.fromkeys(graph.jaxpr.outvars) if v in made and v is not number]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Apart:
     """A program in two parts.
@@ -249,12 +242,40 @@ class _Apart:
     graph: Graph
     given: Sequence[Var]
 
+    @classmethod
+    def of(cls, graph: Graph, ends: Sequence[Var]) -> _Apart:
+        """The second part computes some values from what other derivatives have changed.
+
+        Examples are the updated discriminator that the loss of a generator closes over, and
+        arrays that a first gradient moves before the second one is computed there.
+        """
+        needed, _ = graph.needed(ends)
+        ending = {*graph.makers(ends)}
+        losses = [e for e in needed if e.primitive is value_and_grad_p]
+        made = {v for e in losses for v in e.outvars}
+        made |= {v for e in computed_from(made, needed) for v in e.outvars}
+        moved = {v for e in losses for v in e.outvars[len(e.outvars) - e.params["count"] :]}
+        last = dict.fromkeys(moved)
+        for eqn in needed:
+            (v, *more), own = eqn.outvars, [a for a in eqn.invars if is_var(a) and a in moved]
+            is_alone = not more and eqn.primitive.name in kinds.ELEMENTWISE
+            if is_alone and _type(v) in map(_type, own):
+                moved.add(v)
+                last = dict.fromkeys(a for a in last if a not in own) | {v: None}
+        results = (v for v in graph.jaxpr.outvars if v in made)
+        makers = dict.fromkeys(graph.makers([*results, *last]))
+        return cls(graph, [v for e in makers if e not in ending for v in e.outvars])
+
     def searched(
-        self, number: Var, recognize: Recognize, fits: Callable[[Jaxpr], bool]
+        self,
+        ends: Sequence[Var],
+        recognize: Recognize,
+        fits: Callable[[Jaxpr], bool],
+        cotangents: Sequence[Var] = (),
     ) -> Jaxpr | None:
-        """The program with a number of the second part and its derivatives as one equation."""
+        """The program with values of the second part and their derivatives as one equation."""
         if not self.given:
-            return _Search(self.graph, [number], recognize, fits).run()
+            return _Search(self.graph, ends, recognize, fits, cotangents).run()
         jaxpr, given = self.graph.jaxpr, {*self.given}
         rest = [e for e in jaxpr.eqns if given.isdisjoint(e.outvars)]
         second = Graph(jaxpr.replace(invars=[*jaxpr.invars, *self.given], eqns=rest))
@@ -263,7 +284,7 @@ class _Apart:
             whole = self._joined(derived)
             return whole is not None and fits(whole)
 
-        found = _Search(second, [number], recognize, whole_fits).run()
+        found = _Search(second, ends, recognize, whole_fits, cotangents).run()
         return None if found is None else self._joined(found)
 
     def _joined(self, second: Jaxpr) -> Jaxpr | None:
