@@ -35,7 +35,7 @@ from invert._private.jax import (
 )
 from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
-from invert.gradients.pullbacks import starts
+from invert.gradients.pullbacks import is_product, is_scan, starts
 from invert.gradients.settle import plain
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
@@ -381,7 +381,7 @@ class _Search:
 
         A model that multiplies with a matrix and with its transpose has both passes of a product.
         """
-        products = [e for e in self.needed if e.primitive.name in kinds.CONTRACTIONS]
+        products = [*filter(is_product, self.needed)]
         return len(found.moving) > 1 or len(products) > 1
 
     def _count_of_fixed(self, found: _Found) -> int:
@@ -540,7 +540,7 @@ class _Loss:
         for values, derivative in zip(found.values(), derivatives, strict=True):
             names |= dict.fromkeys(values, derivative)
         inside, read = self._of_cotangents()
-        if any(e.primitive.name in kinds.CONTRACTIONS for e in inside):
+        if any(map(is_product, inside)):
             return None  # the backward pass has begun before
         own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
@@ -678,14 +678,10 @@ def _with_broadcasts_inside(jaxpr: Jaxpr) -> Jaxpr:
     When JAX differentiates a loop, it takes out of it what no step changes.
     """
     graph = Graph(jaxpr)
-    eqns = [_closing_over_operands(e, graph) if _is_scan(e) else e for e in jaxpr.eqns]
+    eqns = [_closing_over_operands(e, graph) if is_scan(e) else e for e in jaxpr.eqns]
     if all(new is e for new, e in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return dce(with_equations(jaxpr, eqns))
-
-
-def _is_scan(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "scan"
 
 
 def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:
