@@ -162,7 +162,9 @@ def _with_own(
     - `pulls`: whether to look for derivatives of values that are no number, too.
     """
     found = _with_losses(program, recognize, fits)
-    while pulls and (pulled := _with_pullbacks(found, recognize, fits)) is not found:
+    for _ in range(_MOST_PULLBACKS if pulls else 0):
+        if (pulled := _with_pullback(found, recognize, fits)) is None:
+            break
         # A loss may read what the derivatives have changed.
         found = _with_losses(pulled, recognize, fits)
     return found
@@ -185,22 +187,20 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
     return found
 
 
-def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
+def _with_pullback(
+    program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]
+) -> Jaxpr | None:
     """With derivatives of values that are no number, for which it has cotangents."""
-    for _ in range(_MOST_PULLBACKS):
-        graph, found = Graph(program), list[Jaxpr]()
-        for group in itertools.islice(starts(graph), _MOST_TRIED):
-            results, cotangents = zip(*group, strict=True)
-            apart = _Apart.of(graph, results)
-            derived = apart.searched(results, recognize, fits, cotangents)
-            if derived is not None:
-                found.append(derived)
-                if next(starts(Graph(derived)), None) is None:
-                    break  # no backward pass is left
-        if not found:
-            return program
-        program = max(found, key=_count_of_derivatives)
-    return program
+    graph, found = Graph(program), list[Jaxpr]()
+    for group in itertools.islice(starts(graph), _MOST_TRIED):
+        results, cotangents = zip(*group, strict=True)
+        apart = _Apart.of(graph, results)
+        derived = apart.searched(results, recognize, fits, cotangents)
+        if derived is not None:
+            found.append(derived)
+            if next(starts(Graph(derived)), None) is None:
+                break  # no backward pass is left
+    return max(found, key=_count_of_derivatives, default=None)
 
 
 def _count_of_derivatives(program: Jaxpr) -> int:
@@ -566,6 +566,8 @@ class _Loss:
         if len(ordered) < len(eqns):
             return None
         program = dce(renamed.replace(eqns=ordered))
+        if {*derivatives}.isdisjoint((*read_by(program.eqns), *filter(is_var, program.outvars))):
+            return None  # only its cotangents are
         return _Found(program, moving, len(program.eqns) + len(inside))
 
     def _of_cotangents(self) -> tuple[list[Eqn], list[Var]]:

@@ -38,7 +38,8 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
     def is_last(v: Var) -> bool:
         """Return whether the same forward pass has no later value with a cotangent."""
         return not any(
-            u is not v and made[v] in before[u] and made[u] not in after[v] for u in found
+            made[u] is not made[v] and made[v] in before[u] and made[u] not in after[v]
+            for u in found
         )
 
     last = {v: c for v, c in found.items() if is_last(v)}
@@ -72,16 +73,22 @@ def _of_products(graph: Graph) -> Iterator[Start]:
         moved = {a for e in computed_from(eqn.outvars, graph.eqns) for a in e.outvars}
         before, _ = graph.needed(eqn.outvars)
         needed = {a for e in before for a in (*e.invars, *e.outvars) if is_var(a)}
+        taken = set[Var]()
         for v in eqn.outvars:
+            users = graph.users[v]
+            if sub_jaxprs(eqn) and users and all(user in readers for user in users):
+                continue  # a loop saves it for the derivative
+            own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
             # One that is read with both operands comes first: layers may share one of them.
             later = collections.Counter(
                 c
                 for user in readers
                 for c in filter(is_var, user.invars)
-                if _alike(c, v) and c not in needed
+                if _alike(c, v) and c not in needed and c not in taken
             )
-            for c, _ in later.most_common():
+            for c in sorted(later, key=lambda c: (-later[c], c not in own)):
                 if c in moved or not any(map(is_product, graph.needed([c])[0])):
+                    taken.add(c)
                     yield v, c
                     break
 
