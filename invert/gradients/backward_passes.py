@@ -43,7 +43,6 @@ from invert.ir.gradient_marker import custom_gradient_p, parts
 from invert.ir.graph import Graph, computed_from, from_outside, in_order, is_var, read_by, reads
 from invert.ir.jaxprs import (
     map_equations,
-    map_inside,
     map_jaxprs,
     names_in,
     sub_jaxprs,
@@ -136,20 +135,20 @@ def with_gradients(
     - `recognize`: recovers library functions, of which the derivative left parts.
     - `fits`: whether a result may be used.
     """
+    ends = program.invars, program.outvars
     # A stored derivative is compared with that of the equations as they are.
     pulls = custom_gradient_p.name not in names_in(program)
 
     def inner(jaxpr: Jaxpr) -> Jaxpr:
-        if jaxpr.constvars:
+        if (jaxpr.invars, jaxpr.outvars) == ends or jaxpr.constvars:
             return jaxpr
         return _with_own(jaxpr, recognize, lambda derived: True, pulls)
 
-    # A loss may itself take steps, which stay as they are in what is differentiated.
-    found = _with_own(program, recognize, fits, pulls)
-    inside = map_inside(found, inner, lambda eqn: eqn.primitive is not value_and_grad_p)
-    if inside is not found and not fits(inside):
-        inside = found
-    return None if inside is program else inside
+    inside = map_jaxprs(program, inner)
+    if inside is not program and not fits(inside):
+        inside = program
+    found = _with_own(inside, recognize, fits, pulls)
+    return None if found is program else found
 
 
 def _with_own(

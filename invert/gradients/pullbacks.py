@@ -70,6 +70,8 @@ def _of_products(graph: Graph) -> Iterator[Start]:
             and is_product(user)
             and graph.index[user] > graph.index[eqn]
         ]
+        if not readers:
+            continue
         moved = {a for e in computed_from(eqn.outvars, graph.eqns) for a in e.outvars}
         before, _ = graph.needed(eqn.outvars)
         needed = {a for e in before for a in (*e.invars, *e.outvars) if is_var(a)}

@@ -214,53 +214,21 @@ def map_jaxprs(closed: J, function: Callable[[Jaxpr], Jaxpr]) -> J:
 
     def visit(closed: AnyJaxpr) -> AnyJaxpr:
         if closed not in done:
-            jaxpr = open_jaxpr(closed)
-            new = function(_with_changed(jaxpr, visit))
+            jaxpr = new = open_jaxpr(closed)
+            if changed := {i: eqn for i in held(jaxpr) if (eqn := inside(jaxpr.eqns[i]))}:
+                new = jaxpr.replace(eqns=[changed.get(i, e) for i, e in enumerate(jaxpr.eqns)])
+            new = function(new)
             done[closed] = closed if new is jaxpr else close_like(closed, new)
         return done[closed]
-
-    return cast(J, visit(closed))
-
-
-def map_inside(
-    jaxpr: Jaxpr, function: Callable[[Jaxpr], Jaxpr], enters: Callable[[Eqn], bool]
-) -> Jaxpr:
-    """Apply `function` to the jaxprs inside of a jaxpr, outermost first; see `map_jaxprs`.
-
-    **Arguments:**
-
-    - `enters`: whether to change the jaxprs of an equation, and those in them.
-    """
-    done: dict[AnyJaxpr, AnyJaxpr] = {}
-
-    def visit(closed: AnyJaxpr) -> AnyJaxpr:
-        if closed not in done:
-            jaxpr = open_jaxpr(closed)
-            new = _with_changed(function(jaxpr), visit, enters)
-            done[closed] = closed if new is jaxpr else close_like(closed, new)
-        return done[closed]
-
-    return _with_changed(jaxpr, visit, enters)
-
-
-def _with_changed(
-    jaxpr: Jaxpr,
-    visit: Callable[[AnyJaxpr], AnyJaxpr],
-    enters: Callable[[Eqn], bool] = lambda eqn: True,
-) -> Jaxpr:
-    """A jaxpr whose equations hold changed ones; itself if none changes."""
 
     def inside(eqn: Eqn) -> Eqn | None:
+        """The equation on changed jaxprs, if any changes."""
         own = params_of_jaxprs(eqn)
         with on_shards(eqn):
             params = {n: new for n, v in own.items() if (new := map_param(v, visit)) is not v}
         return eqn.replace(params={**eqn.params, **params}) if params else None
 
-    entered = ((i, e) for i in held(jaxpr) if enters(e := jaxpr.eqns[i]))
-    changed = {i: new for i, e in entered if (new := inside(e)) is not None}
-    if not changed:
-        return jaxpr
-    return jaxpr.replace(eqns=[changed.get(i, e) for i, e in enumerate(jaxpr.eqns)])
+    return cast(J, visit(closed))
 
 
 def without(closed: J, is_identity: Callable[[Eqn], bool]) -> J:
