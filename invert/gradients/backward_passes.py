@@ -35,7 +35,7 @@ from invert._private.jax import (
 )
 from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
-from invert.gradients.pullbacks import starts
+from invert.gradients.pullbacks import is_product, is_scan, starts
 from invert.gradients.settle import plain
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
@@ -161,7 +161,12 @@ def _with_own(
     - `pulls`: whether to look for derivatives of values that are no number, too.
     """
     found = _with_losses(program, recognize, fits)
-    return _with_pullbacks(found, recognize, fits) if pulls else found
+    for _ in range(_MOST_PULLBACKS if pulls else 0):
+        if (pulled := _with_pullback(found, recognize, fits)) is None:
+            break
+        # A loss may read what the derivatives have changed.
+        found = _with_losses(pulled, recognize, fits)
+    return found
 
 
 def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
@@ -172,31 +177,29 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
     for number in _numbers(program)[:_MOST_TRIED]:
         graph = Graph(found)
         if number in graph.producers:
-            apart = _Apart(graph, _of_other_losses(graph, number))
-            found = apart.searched(number, recognize, fits) or found
+            found = _Apart.of(graph, [number]).searched([number], recognize, fits) or found
     for scaled, number in _with_scaled_numbers(found):
         graph = Graph(scaled)
-        apart = _Apart(graph, _of_other_losses(graph, number))
-        if (derived := apart.searched(number, recognize, fits)) is not None:
+        apart = _Apart.of(graph, [number])
+        if (derived := apart.searched([number], recognize, fits)) is not None:
             return derived
     return found
 
 
-def _with_pullbacks(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]) -> Jaxpr:
+def _with_pullback(
+    program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]
+) -> Jaxpr | None:
     """With derivatives of values that are no number, for which it has cotangents."""
-    for _ in range(_MOST_PULLBACKS):
-        graph, found = Graph(program), list[Jaxpr]()
-        for group in itertools.islice(starts(graph), _MOST_TRIED):
-            results, cotangents = zip(*group, strict=True)
-            derived = _Search(graph, results, recognize, fits, cotangents).run()
-            if derived is not None:
-                found.append(derived)
-                if next(starts(Graph(derived)), None) is None:
-                    break  # no backward pass is left
-        if not found:
-            return program
-        program = max(found, key=_count_of_derivatives)
-    return program
+    graph, found = Graph(program), list[Jaxpr]()
+    for group in itertools.islice(starts(graph), _MOST_TRIED):
+        results, cotangents = zip(*group, strict=True)
+        apart = _Apart.of(graph, results)
+        derived = apart.searched(results, recognize, fits, cotangents)
+        if derived is not None:
+            found.append(derived)
+            if next(starts(Graph(derived)), None) is None:
+                break  # no backward pass is left
+    return max(found, key=_count_of_derivatives, default=None)
 
 
 def _count_of_derivatives(program: Jaxpr) -> int:
@@ -226,17 +229,6 @@ def _scales_one(eqn: Eqn) -> bool:
     return isinstance(first, Literal) and np.asarray(first.val) == 1 and is_var(second)
 
 
-def _of_other_losses(graph: Graph, number: Var) -> list[Var]:
-    """Results that use other derivatives and that `number` depends on.
-
-    An example is the updated discriminator that the loss of a generator closes over.
-    """
-    needed, _ = graph.needed([number])
-    losses = [v for e in needed if e.primitive is value_and_grad_p for v in e.outvars]
-    made = {v for e in computed_from(losses, needed) for v in e.outvars}
-    return [v for v in dict.fromkeys(graph.jaxpr.outvars) if v in made and v is not number]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Apart:
     """A program in two parts.
@@ -249,12 +241,40 @@ class _Apart:
     graph: Graph
     given: Sequence[Var]
 
+    @classmethod
+    def of(cls, graph: Graph, ends: Sequence[Var]) -> _Apart:
+        """The second part computes some values from what other derivatives have changed.
+
+        Examples are the updated discriminator that the loss of a generator closes over, and
+        arrays that a first gradient moves before the second one is computed there.
+        """
+        needed, _ = graph.needed(ends)
+        ending = {*graph.makers(ends)}
+        losses = [e for e in needed if e.primitive is value_and_grad_p]
+        made = {v for e in losses for v in e.outvars}
+        made |= {v for e in computed_from(made, needed) for v in e.outvars}
+        moved = {v for e in losses for v in e.outvars[len(e.outvars) - e.params["count"] :]}
+        last = dict.fromkeys(moved)
+        for eqn in needed:
+            (v, *more), own = eqn.outvars, [a for a in eqn.invars if is_var(a) and a in moved]
+            is_alone = not more and eqn.primitive.name in kinds.ELEMENTWISE
+            if is_alone and _type(v) in map(_type, own):
+                moved.add(v)
+                last = dict.fromkeys(a for a in last if a not in own) | {v: None}
+        results = (v for v in graph.jaxpr.outvars if v in made)
+        makers = dict.fromkeys(graph.makers([*results, *last]))
+        return cls(graph, [v for e in makers if e not in ending for v in e.outvars])
+
     def searched(
-        self, number: Var, recognize: Recognize, fits: Callable[[Jaxpr], bool]
+        self,
+        ends: Sequence[Var],
+        recognize: Recognize,
+        fits: Callable[[Jaxpr], bool],
+        cotangents: Sequence[Var] = (),
     ) -> Jaxpr | None:
-        """The program with a number of the second part and its derivatives as one equation."""
+        """The program with values of the second part and their derivatives as one equation."""
         if not self.given:
-            return _Search(self.graph, [number], recognize, fits).run()
+            return _Search(self.graph, ends, recognize, fits, cotangents).run()
         jaxpr, given = self.graph.jaxpr, {*self.given}
         rest = [e for e in jaxpr.eqns if given.isdisjoint(e.outvars)]
         second = Graph(jaxpr.replace(invars=[*jaxpr.invars, *self.given], eqns=rest))
@@ -263,7 +283,7 @@ class _Apart:
             whole = self._joined(derived)
             return whole is not None and fits(whole)
 
-        found = _Search(second, [number], recognize, whole_fits).run()
+        found = _Search(second, ends, recognize, whole_fits, cotangents).run()
         return None if found is None else self._joined(found)
 
     def _joined(self, second: Jaxpr) -> Jaxpr | None:
@@ -360,7 +380,7 @@ class _Search:
 
         A model that multiplies with a matrix and with its transpose has both passes of a product.
         """
-        products = [e for e in self.needed if e.primitive.name in kinds.CONTRACTIONS]
+        products = [*filter(is_product, self.needed)]
         return len(found.moving) > 1 or len(products) > 1
 
     def _count_of_fixed(self, found: _Found) -> int:
@@ -519,7 +539,7 @@ class _Loss:
         for values, derivative in zip(found.values(), derivatives, strict=True):
             names |= dict.fromkeys(values, derivative)
         inside, read = self._of_cotangents()
-        if any(e.primitive.name in kinds.CONTRACTIONS for e in inside):
+        if any(map(is_product, inside)):
             return None  # the backward pass has begun before
         own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
@@ -545,6 +565,8 @@ class _Loss:
         if len(ordered) < len(eqns):
             return None
         program = dce(renamed.replace(eqns=ordered))
+        if {*derivatives}.isdisjoint((*read_by(program.eqns), *filter(is_var, program.outvars))):
+            return None  # only its cotangents are
         return _Found(program, moving, len(program.eqns) + len(inside))
 
     def _of_cotangents(self) -> tuple[list[Eqn], list[Var]]:
@@ -657,14 +679,10 @@ def _with_broadcasts_inside(jaxpr: Jaxpr) -> Jaxpr:
     When JAX differentiates a loop, it takes out of it what no step changes.
     """
     graph = Graph(jaxpr)
-    eqns = [_closing_over_operands(e, graph) if _is_scan(e) else e for e in jaxpr.eqns]
+    eqns = [_closing_over_operands(e, graph) if is_scan(e) else e for e in jaxpr.eqns]
     if all(new is e for new, e in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return dce(with_equations(jaxpr, eqns))
-
-
-def _is_scan(eqn: Eqn) -> bool:
-    return eqn.primitive.name == "scan"
 
 
 def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:

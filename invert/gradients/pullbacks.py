@@ -8,10 +8,12 @@ what the last products read, which tells both.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterator, Sequence
 
 from invert.ir import kinds
 from invert.ir.graph import Graph, computed_from, is_var
+from invert.ir.jaxprs import names_in, sub_jaxprs
 from invert.ir.types import Atom, Eqn, Var
 
 # A value, and its cotangent.
@@ -36,7 +38,8 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
     def is_last(v: Var) -> bool:
         """Return whether the same forward pass has no later value with a cotangent."""
         return not any(
-            u is not v and made[v] in before[u] and made[u] not in after[v] for u in found
+            made[u] is not made[v] and made[v] in before[u] and made[u] not in after[v]
+            for u in found
         )
 
     last = {v: c for v, c in found.items() if is_last(v)}
@@ -53,26 +56,43 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
 
 
 def _of_products(graph: Graph) -> Iterator[Start]:
-    """Results of products that a later product differentiates: it reads an operand and `c`."""
-    for eqn in filter(_is_product, graph.eqns):
-        (v,) = eqn.outvars
-        # One that is read with both operands comes first: layers may share one of them.
-        later = collections.Counter(
-            c
-            for a in filter(is_var, eqn.invars)
+    """Results of products that a later product differentiates: it reads an operand and `c`.
+
+    Loops with products are differentiated by loops, which also read what the first ones save.
+    """
+    for eqn in filter(is_product, graph.eqns):
+        shared = [*filter(is_var, eqn.invars), *(eqn.outvars if sub_jaxprs(eqn) else ())]
+        readers = [
+            user
+            for a in shared
             for user in graph.users[a]
-            if _is_product(user) and graph.index[user] > graph.index[eqn]
-            for c in filter(is_var, user.invars)
-            if _alike(c, v) and c not in eqn.invars and c is not v
-        )
-        if not later:
+            if user.primitive is eqn.primitive
+            and is_product(user)
+            and graph.index[user] > graph.index[eqn]
+        ]
+        if not readers:
             continue
-        needed = {a for e in graph.needed([v])[0] for a in e.invars if is_var(a)}
-        moved = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
-        for c, _ in later.most_common():
-            if c not in needed and (c in moved or not any(map(_is_product, graph.needed([c])[0]))):
-                yield v, c
-                break
+        moved = {a for e in computed_from(eqn.outvars, graph.eqns) for a in e.outvars}
+        before, _ = graph.needed(eqn.outvars)
+        needed = {a for e in before for a in (*e.invars, *e.outvars) if is_var(a)}
+        taken = set[Var]()
+        for v in eqn.outvars:
+            users = graph.users[v]
+            if sub_jaxprs(eqn) and users and all(user in readers for user in users):
+                continue  # a loop saves it for the derivative
+            own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
+            # One that is read with both operands comes first: layers may share one of them.
+            later = collections.Counter(
+                c
+                for user in readers
+                for c in filter(is_var, user.invars)
+                if _alike(c, v) and c not in needed and c not in taken
+            )
+            for c in sorted(later, key=lambda c: (-later[c], c not in own)):
+                if c in moved or not any(map(is_product, graph.needed([c])[0])):
+                    taken.add(c)
+                    yield v, c
+                    break
 
 
 def _result(graph: Graph, v: Var, c: Var) -> Start:
@@ -114,8 +134,14 @@ def _between(graph: Graph, ends: Sequence[Start], inner: Sequence[Start]) -> Ite
                 break
 
 
-def _is_product(eqn: Eqn) -> bool:
-    return eqn.primitive.name in kinds.CONTRACTIONS
+def is_product(eqn: Eqn) -> bool:
+    """Return whether an equation is a contraction, or a loop that has some."""
+    inside = itertools.chain.from_iterable(map(names_in, sub_jaxprs(eqn)) if is_scan(eqn) else ())
+    return not kinds.CONTRACTIONS.isdisjoint((eqn.primitive.name, *inside))
+
+
+def is_scan(eqn: Eqn) -> bool:
+    return eqn.primitive.name == "scan"
 
 
 def _alike(one: Atom, other: Atom) -> bool:

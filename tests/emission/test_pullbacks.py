@@ -186,3 +186,59 @@ def test_a_model_whose_variance_is_of_two_means(
 
     text = _text(step, (P | {"g": _f(7)}, X, Y))
     assert text.count("value_and_grad(" if is_returned else "jax.vjp(") == 1
+
+
+def test_a_second_gradient_at_changed_parameters() -> None:
+    def step(p: Any, x: Any, y: Any) -> Any:
+        grads = jax.grad(_loss)(p, x, y)
+        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
+        moved = jax.tree.map(lambda w, g: w + 0.05 * g / norm, p, grads)
+        return _updated(p, jax.grad(_loss)(moved, x, y))
+
+    text = _text(step, (P, X, Y))
+    assert text.count("jax.vjp(") == 2, text
+    assert "einsum" not in text
+
+
+def test_the_gradient_of_a_model_that_another_one_has_trained() -> None:
+    q = {"w": _f(2, 4), "o": _f(4)}
+
+    def judged(q: Any, z: Any) -> Any:
+        return jax.nn.sigmoid(jnp.tanh(z @ q["w"]) @ q["o"])
+
+    def step(p: Any, x: Any, q: Any, real: Any) -> Any:
+        of_q = jax.grad(lambda q: jnp.mean(judged(q, _model(p, x)) - judged(q, real)))
+        q = _updated(q, of_q(q))
+        return _updated(p, jax.grad(lambda p: -jnp.mean(judged(q, _model(p, x))))(p)), q
+
+    text = _text(step, (P, X, q, _f(5, 2)))
+    assert text.count("jax.vjp(") == 2, text
+    assert "einsum" not in text
+
+
+def test_a_loss_of_what_a_derivative_without_its_loss_has_changed() -> None:
+    def step(p: Any, x: Any, y: Any) -> Any:
+        p = _updated(p, jax.grad(_loss)(p, x, y))
+        loss, grads = jax.value_and_grad(_entropy)(p, x, y)
+        return _updated(p, grads), loss
+
+    text = _text(step, (P, X, Y))
+    assert text.count("jax.vjp(") == text.count("jax.value_and_grad(") == 1, text
+
+
+def test_the_last_product_is_in_a_loop() -> None:
+    p = {"w": _f(3, 4), "u": _f(4, 4)}
+
+    def loss(p: Any, x: Any, y: Any) -> Any:
+        def cell(state: Any, row: Any) -> Any:
+            state = jnp.tanh(row @ p["w"] + state @ p["u"])
+            return state, state
+
+        last, states = lax.scan(cell, jnp.zeros((2, 4)), x)
+        return jnp.mean((last - y) ** 2) + 0.1 * jnp.mean(states**2)
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        return _updated(p, jax.grad(loss)(p, x, y))
+
+    text = _text(step, (p, _f(5, 2, 3), _f(2, 4)))
+    assert text.count("jax.vjp(") == text.count("lax.scan(") == 1, text
