@@ -162,6 +162,25 @@ def test_a_pad_that_adds_nothing_is_left_out() -> None:
     assert "jnp.pad(x, ((0, 0), (0, 1)))" in padded
 
 
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        (lambda x, y: x.at[:].add(y), "x.at[:].add(self.b)"),
+        (lambda x, y: x.at[...].multiply(y * 2), "x.at[:].multiply("),
+        (lambda x, y: x.at[:].set(y) * x, "x.at[:].set(self.b)"),
+        (lambda x, y: jax.grad(lambda z: jnp.sum(jnp.sin(z.at[:].add(y))))(x), ".at[:].add("),
+    ],
+)
+def test_changes_of_whole_arrays(change: Any, written: str) -> None:
+    """JAX holds an empty array for the index of `x.at[:]`."""
+    b, x = _arrays((3,), (5, 3))
+    module = recovered(with_params(lambda p, x: change(x, p["b"]), {"b": b}, x))
+    source = module.emit(loader=False).source
+    assert written in source
+    assert "constant" not in source
+    assert "trainable" not in source
+
+
 def test_imaginary_numbers() -> None:
     """The real part of `-2j` is -0.0."""
     (x,) = _arrays((2, 6))

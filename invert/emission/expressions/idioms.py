@@ -761,10 +761,12 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
-    """`-1`, `(0, 1)`, `2:4` or `(:, 2:4)`: the element or part that a scatter changes."""
+    """`-1`, `(0, 1)`, `2:4`, `(:, 2:4)` or `:`: the element or part that a scatter changes."""
     numbers = eqn.params["dimension_numbers"]
     x, column = eqn.invars[:2]
     axes = numbers.scatter_dims_to_operand_dims
+    if column.aval.shape == (0,) and x.aval.shape == eqn.invars[2].aval.shape:
+        return ast.Slice()
     joined = graph.producer(column, "concatenate")
     columns = [column] if joined is None else joined.invars
     makers = [graph.producer(a, "broadcast_in_dim", "reshape") for a in columns]
