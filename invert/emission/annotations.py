@@ -70,10 +70,10 @@ def annotate(cls: Class, named: Dimensions) -> None:
     for node, column, source in sorted(pairs, key=order):
         ranks = [len(shape) for _, shape in column]
         # Leading axes are written as `*batch` if some layers have more of them.
-        kept = min(ranks) - (min(ranks) < max(ranks))
+        kept = min(ranks) - (1 < min(ranks) < max(ranks))
         shapes = list(zip(*(shape[-kept:] if kept else () for _, shape in column), strict=True))
-        texts = named.texts(shapes, source, column[0][0], whole=kept == min(ranks))
-        texts = ["*batch", *texts] if kept < min(ranks) else texts
+        texts = named.texts(shapes, source, column[0][0], whole=max(ranks) == min(ranks))
+        texts = ["*batch", *texts] if min(ranks) < max(ranks) else texts
         assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple)
         node.slice.elts[1] = ast.Constant(" ".join(texts))
 

@@ -36,6 +36,14 @@ def _channel(letters: str, rank: int) -> int:
     return 1 if letters.startswith("NC") and 3 <= rank <= 5 else rank - 1
 
 
+def _held(drafts: Sequence[Draft]) -> set[tuple[str, ...]]:
+    """The sizes of parameters of the layers inside, in all layers of a class."""
+    every = [d.inner_shapes for d in drafts]
+    common = [n for n in every[0] if all(n in shapes for shapes in every)]
+    columns = (zip(*(shapes[n] for shapes in every), strict=False) for n in common)
+    return {tuple(map(text, sizes)) for axes in columns for sizes in axes}
+
+
 def _is_field(source: ast.expr | None) -> bool:
     return bool(field_of(source))
 
@@ -91,6 +99,7 @@ class Dimensions:
     - `lengths`: the second sizes of arguments that are sequences of features.
     - `bound`: the open dimensions that its arguments have.
     - `made`: all sizes of its results; `led`: those along their first axes.
+    - `held`: the sizes of parameters of the layers inside.
     - `twins`: the places of the layers of other sizes, with those of the layers that they are of.
     - `recurrent`: whether it multiplies its state by a matrix with a column for each gate.
     - `block`: whether it holds the matrices of several products, so that equal sizes are one.
@@ -105,6 +114,7 @@ class Dimensions:
     made: Set[tuple[str, ...]] = frozenset()
     led: Set[tuple[str, ...]] = frozenset()
     inner: Set[tuple[str, ...]] = frozenset()
+    held: Set[tuple[str, ...]] = frozenset()
     twins: Sequence[tuple[int, int]] = ()
     recurrent: bool = False
     products: bool = False
@@ -166,6 +176,7 @@ class Dimensions:
             made,
             led,
             (matrices[0] & matrices[1]) - made - features[False],
+            _held(drafts),
             [(i, places[d.twin]) for i, d in enumerate(drafts) if d.twin in places],
             any(
                 [tuple(map(text, sizes)) in made for sizes in zip(*shapes, strict=True)]
@@ -229,6 +240,8 @@ class Dimensions:
                     wanted = self._features(keys, "n", source is None) if features else wanted
                     if rank == 1 and keys in self.made - self.led:
                         wanted = _AXIS_NAMES[1]
+                    elif rank == 1 and kind == "Float" and keys in self.held:
+                        wanted = HIDDEN if "dim" in self.taken else "dim"
                 # The state and all gates of a simple cell have one size.
                 same = wanted == GATES and names == [HIDDEN]
                 wanted = self._of_argument(wanted, source, rank)

@@ -68,7 +68,7 @@ from invert.ir import associative_scans, kinds, meshes, traced_form
 from invert.ir.avals import is_differentiable
 from invert.ir.closed_over import with_numbers_inside
 from invert.ir.graph import Graph, is_var, reads
-from invert.ir.jaxprs import equations, map_jaxprs, names_in
+from invert.ir.jaxprs import equations, map_jaxprs, names_in, variables_read
 from invert.ir.lowered_form import has_too_many_calls
 from invert.ir.narrow_operands import with_shared_broadcasts
 from invert.ir.size_values import with_size_values
@@ -186,11 +186,19 @@ def _expanded(recovered: Recovered) -> Recovered:
 
 
 def _with_constants(recovered: Recovered) -> Recovered:
-    """With each layer's own constants; constants beside parameters are not weights."""
+    """With each layer's own constants that it reads; constants beside parameters are no weights."""
     change = compute_sequences if recovered.entry.params else split_constants
     with jax.enable_x64(recovered.x64):
         program, constants, numbers = change(recovered.program, recovered.constants)
-    return dataclasses.replace(recovered, program=program, constants=constants, numbers=numbers)
+    own, others = program.invars[: len(constants)], program.invars[len(constants) :]
+    read = variables_read(program)
+    kept = [i for i, v in enumerate(own) if v in read]
+    return dataclasses.replace(
+        recovered,
+        program=program.replace(invars=[*(own[i] for i in kept), *others]),
+        constants=[constants[i] for i in kept],
+        numbers=[numbers[i] for i in kept],
+    )
 
 
 def _with_checks(recovered: Mapping[str, Recovered], checks: bool | None) -> dict[str, Recovered]:

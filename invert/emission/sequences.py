@@ -1,4 +1,4 @@
-"""Computes constants that are arithmetic sequences or causal masks where they are used.
+"""Computes constants that are arithmetic sequences, causal masks or one number where they are used.
 
 The exponents of a rotary embedding are constants in a TensorFlow graph, which has folded them, and
 so is a causal mask that an author makes with NumPy.
@@ -56,15 +56,20 @@ def compute_sequences(
 
 
 def _formula(value: np.ndarray, summand: bool) -> Callable[[], jax.Array] | None:
-    """A function that returns an array, if that is a causal mask or a sequence of floats from zero.
+    """A function that returns an array, if that is a mask, a sequence of floats or one number.
 
     The product with a step is none for a `summand`: XLA may round a product and a sum at once.
     """
+    dtype = value.dtype
+    if value.size and value.ndim and dtype.kind in "if":
+        number = value.flat[0]
+        if np.full_like(value, number).tobytes() == value.tobytes():
+            return lambda: jnp.full(value.shape, number, dtype)
     if value.ndim > 1:
         return _triangle(value)
     if value.ndim != 1 or value.size < _FEW or value.dtype not in (np.float32, np.float64):
         return None
-    count, step, dtype = value.size, value[1], value.dtype
+    count, step = value.size, value[1]
     places = np.arange(count, dtype=dtype)
     total = round(float(step) * count) if np.isfinite(step) else 0
     if abs(total) == 1 and (total * (places / dtype.type(count))).tobytes() == value.tobytes():

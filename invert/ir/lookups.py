@@ -10,7 +10,7 @@ from jax.lax import GatherScatterMode as Mode
 from invert._private.jax import dce, names_of, open_jaxpr, with_names
 from invert.ir.avals import is_differentiable
 from invert.ir.graph import Graph, is_var, literal
-from invert.ir.jaxprs import equations, fills, map_equations
+from invert.ir.jaxprs import broadcast_in_place_of, equations, fills, map_equations
 from invert.ir.passes import replaced
 from invert.ir.sizes import DimSize
 from invert.ir.types import AnyJaxpr, Atom, Eqn, J, Jaxpr, Literal, Var
@@ -134,6 +134,7 @@ def with_plain_lookups(jaxpr: Jaxpr) -> Jaxpr:
     Under `vmap`, as in Equinox's `Embedding`, they also have the start of axes that are taken
     whole, and an axis of one row that the next step drops.
     """
+    jaxpr = with_whole_places(jaxpr)
     graph = Graph(jaxpr)
     moving = [e for e in graph.eqns if e.primitive.name in _AXES]
     fewer = {e: made for e in moving if (made := _starts(e, graph))}
@@ -145,6 +146,24 @@ def with_plain_lookups(jaxpr: Jaxpr) -> Jaxpr:
         if gather is not None and (made := _collapsed(gather, squeeze)) is not None:
             instead[squeeze] = [made]
     return dce(replaced(jaxpr, instead.get)) if fewer or instead else jaxpr
+
+
+def with_whole_places(jaxpr: Jaxpr) -> Jaxpr:
+    """Make the empty index of `x.at[:]`, which is a constant in a trace, where it is used."""
+    constant = {*jaxpr.constvars, *jaxpr.invars}
+
+    def made(eqn: Eqn) -> list[Eqn] | None:
+        if eqn.primitive.name != "gather" and not eqn.primitive.name.startswith("scatter"):
+            return None
+        x, index, *rest = eqn.invars
+        if index.aval.shape != (0,) or index not in constant:
+            return None
+        zero = Literal(np.zeros((), index.aval.dtype), index.aval.update(shape=()))
+        empty = Var(index.aval)
+        filled = broadcast_in_place_of(eqn, zero, empty, ())
+        return [filled, eqn.replace(invars=[x, empty, *rest])]
+
+    return replaced(jaxpr, made)
 
 
 # What a lookup or an update calls the axes of its starts.

@@ -11,7 +11,7 @@ from invert.ir.convolutions import with_arguments
 from invert.ir.graph import Graph, is_var
 from invert.ir.jaxprs import broadcast_in_place_of
 from invert.ir.known_numbers import with_known_numbers
-from invert.ir.lookups import with_wrapped_positions
+from invert.ir.lookups import with_whole_places, with_wrapped_positions
 from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.scan_operands import unreversed, with_plain_operands
@@ -37,7 +37,8 @@ def as_written(jaxpr: Jaxpr, *, implied: bool = True) -> Jaxpr:
     - `implied`: whether operations broadcast arrays themselves where they can, and not only
         numbers. The derivative of such a broadcast is another one.
     """
-    jaxpr = with_known_numbers(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
+    jaxpr = with_whole_places(jaxpr.replace(eqns=[_known(e) for e in jaxpr.eqns]))
+    jaxpr = with_known_numbers(jaxpr)
     plain = without_neutral(with_wrapped_positions(jaxpr))
     narrow = with_narrow_operands(plain, arrays=implied)
     # Each may uncover more of the other: `x - zeros / 1.0`, `x - (zeros + zeros)`.

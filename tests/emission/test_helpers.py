@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 import pytest
 from jax import lax
@@ -160,6 +162,65 @@ def test_a_pad_that_adds_nothing_is_left_out() -> None:
     assert "return jnp.sin(x)" in source
     padded = _emitted(lambda x: jnp.sin(jnp.pad(x, ((0, 0), (0, 1)))), [], x).source
     assert "jnp.pad(x, ((0, 0), (0, 1)))" in padded
+
+
+@pytest.mark.parametrize(
+    ("change", "written"),
+    [
+        (lambda x, y: x.at[:].add(y), "x.at[:].add(self.b)"),
+        (lambda x, y: x.at[...].multiply(y * 2), "x.at[:].multiply("),
+        (lambda x, y: x.at[:].set(y) * x, "x.at[:].set(self.b)"),
+        (lambda x, y: jax.grad(lambda z: jnp.sum(jnp.sin(z.at[:].add(y))))(x), ".at[:].add("),
+    ],
+)
+def test_changes_of_whole_arrays(change: Any, written: str) -> None:
+    """JAX holds an empty array for the index of `x.at[:]`."""
+    b, x = _arrays((3,), (5, 3))
+    module = recovered(with_params(lambda p, x: change(x, p["b"]), {"b": b}, x))
+    source = module.emit(loader=False).source
+    assert written in source
+    assert "constant" not in source
+    assert "trainable" not in source
+
+
+def test_the_last_of_many_is_left_out_by_a_negative_index() -> None:
+    """Of a few, as of coordinates, the number of those that are left says more."""
+    w, x = _arrays((7,), (5, 4))
+
+    def run(p: Any, x: Any) -> Any:
+        return p["w"][:-1].sum() + x[1:-1, :3].sum() + x[:-1].sum()
+
+    source = recovered(with_params(run, {"w": w}, x)).emit(loader=False).source
+    assert "self.w[:-1]" in source
+    assert "x[1:-1, :3]" in source
+    assert "x[:-1]" in source
+
+
+def test_constants_of_one_number_are_no_fields() -> None:
+    """Beside parameters, a constant array of one number is made where it is used."""
+    b, x = _arrays((3,), (5, 3))
+    far = np.full((1, 3), 1e10, np.float32)
+
+    def run(p: Any, x: Any) -> Any:
+        return jnp.concatenate([x + p["b"], far])
+
+    module = recovered(with_params(run, {"b": b}, x))
+    source = module.emit(loader=False).source
+    assert "jnp.full((1, dim), 1e10, jnp.float32)" in source
+    assert "trainable" not in source
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (lambda x, y: jax.scipy.linalg.solve_triangular(x, y, lower=True), ", lower=True)"),
+        (lambda x, y: jnp.sort(y, descending=True), "jnp.sort(x, descending=True)"),
+    ],
+)
+def test_flags_of_functions(function: Any, written: str) -> None:
+    x, y = _arrays((4, 4), (4,))
+    module = invert.from_exported(jax.export.export(jax.jit(function))(x, y))
+    assert written in module.source
 
 
 def test_imaginary_numbers() -> None:

@@ -789,3 +789,37 @@ def test_a_batch_as_large_as_the_number_of_heads() -> None:
     source = invert.from_exported(exported, params={"arg0": params}).source
     assert "heads: int = 2" in source
     assert '"heads' not in source
+
+
+def _likelihood(p: Any, tokens: Any) -> Any:
+    """The head shares its table with the lookup, as in GPT."""
+    hidden = jnp.tanh(p["table"][tokens[:, :-1]] @ p["kernel"])
+    logits = jax.nn.log_softmax(hidden @ p["table"].T)
+    return -jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1).mean()
+
+
+def _messages(p: Any, tokens: Any) -> Any:
+    nodes = p["table"][tokens[0]]
+    sums = jax.ops.segment_sum(nodes[1:], jnp.arange(8) % 3, num_segments=9)
+    return jnp.tanh((nodes + sums) @ p["kernel"]).sum()
+
+
+@pytest.mark.parametrize("run", [_likelihood, _messages])
+def test_sizes_of_what_is_picked_and_of_sums_at_places(run: Callable[..., Any]) -> None:
+    """At other sizes, too, the class computes the original function."""
+
+    def params(rows: int, width: int) -> dict[str, Any]:
+        draw = np.random.default_rng(rows).standard_normal
+        shapes = {"table": (rows, width), "kernel": (width, width)}
+        return {n: jnp.asarray(draw(shape), jnp.float32) for n, shape in shapes.items()}
+
+    p, tokens = params(37, 10), np.arange(18, dtype=np.int32).reshape(2, 9)
+    exported = jax.export.export(jax.jit(run))(p, tokens)
+    emission = invert.from_exported(exported, params={"p": p}).emit(loader=False)
+    given = inspect.signature(type(emission.model)).parameters
+    width = next(n for n, q in given.items() if q.default == 10)
+    other: Any = type(emission.model)(**{"vocab_size": 41, width: 6}, key=jax.random.key(0))
+    values = params(41, 6)
+    by_shape = {v.shape: v for v in values.values()}
+    other = jax.tree.map(lambda v: by_shape[v.shape], other)
+    np.testing.assert_array_equal(other(tokens), jax.jit(run)(values, tokens))

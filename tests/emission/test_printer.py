@@ -383,7 +383,7 @@ _SPELLED: tuple[tuple[Callable[..., Any], str], ...] = (
     (lambda x: x // 3.0, "return x // 3.0"),
     (lambda x: jnp.tile(x, (1, 2)), "return jnp.tile(x, (1, 2))"),
     (lambda x: jnp.where(jnp.isnan(x), 0.0, x), "return jnp.where(jnp.isnan(x), 0.0, x)"),
-    (lambda x: x + jnp.eye(4), "return x + jnp.eye(4, dtype=bool)"),
+    (lambda x: x + jnp.eye(4), "return x + jnp.eye(4, dtype=jnp.float32)"),
     (lambda x: x[:, ::-1], "return x[:, ::-1]"),
     (lambda x: jnp.roll(x, -1, axis=1), "return jnp.roll(x, -1, axis=-1)"),
     (lambda x: x.at[0, 3].add(3.0), "return x.at[0, 3].add(3.0)"),

@@ -437,6 +437,15 @@ def _identity(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
         yield Proposal(eye, (), "identity")
 
 
+def _identity_matrix(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
+    """`jnp.eye(n, dtype=jnp.float32)`."""
+    if (mask := graph.producer(eqn.invars[0], "eq")) is not None:
+        for made in _identity(mask, graph, writer):
+            assert isinstance(made.expression, ast.Call)
+            dtype = literals.dtype(eqn.outvars[0].aval.dtype)
+            yield Proposal(call("jnp.eye", *made.expression.args, dtype=dtype), (), made.hint)
+
+
 def _size_value(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
     """`jnp.asarray(batch, jnp.int32)`; a narrow type is converted from an array."""
     if (size := _size_of(graph, eqn.outvars[0])) is not None:
@@ -761,10 +770,12 @@ def _scatter(eqn: Eqn, graph: Graph, writer: Writer) -> Iterator[Proposal]:
 
 
 def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
-    """`-1`, `(0, 1)`, `2:4` or `(:, 2:4)`: the element or part that a scatter changes."""
+    """`-1`, `(0, 1)`, `2:4`, `(:, 2:4)` or `:`: the element or part that a scatter changes."""
     numbers = eqn.params["dimension_numbers"]
     x, column = eqn.invars[:2]
     axes = numbers.scatter_dims_to_operand_dims
+    if column.aval.shape == (0,) and x.aval.shape == eqn.invars[2].aval.shape:
+        return ast.Slice()
     joined = graph.producer(column, "concatenate")
     columns = [column] if joined is None else joined.invars
     makers = [graph.producer(a, "broadcast_in_dim", "reshape") for a in columns]
@@ -795,6 +806,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     **SIZES,
     "broadcast_in_dim": (_keepdims,),
     "conv_general_dilated": (_transposed_convolution,),
+    "convert_element_type": (_size_value, _identity_matrix),
     "div": (
         _fractions,
         _hard_gate,

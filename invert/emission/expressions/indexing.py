@@ -16,11 +16,13 @@ from invert.emission.python import syntax
 from invert.emission.python.syntax import call, item, method, number
 from invert.emission.sizes.program import Program, is_half
 from invert.ir.graph import is_var
-from invert.ir.sizes import is_open
+from invert.ir.sizes import DimSize, is_open
 from invert.ir.types import Eqn, Literal
 
 Expressions = Iterator[ast.expr]
 _ALL = syntax.slice_of
+# Coordinates and colors, which are counted.
+_FEW = 3
 
 
 _index = syntax.one_or_tuple
@@ -270,11 +272,17 @@ def slice_parts(eqn: Eqn, program: Program) -> list[ast.expr]:
         parts.append(
             syntax.slice_of(
                 None if start == 0 else literals.size(start),
-                None if limit == size else literals.size(limit),
+                None if limit == size else _end(limit, size),
                 None if step == 1 else number(int(step)),
             )
         )
     return parts
+
+
+def _end(limit: DimSize, size: DimSize) -> ast.expr:
+    """`-1` for all but the last of many: of a few, as of `rgba[..., :3]`, the number says more."""
+    last = isinstance(limit, int) and isinstance(size, int) and _FEW < limit == size - 1
+    return number(-1) if last else literals.size(limit)
 
 
 def shortened(parts: list[ast.expr]) -> list[ast.expr]:

@@ -55,6 +55,8 @@ def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.ex
             if callable(getattr(module, plain, None)) and not plain.startswith("_"):
                 function = f"{where}.{plain}"
                 yield call(function, *args)
+                for flag in _flags(getattr(module, plain)):
+                    yield call(function, *args, **{flag: number(True)})
                 if plain in _TRIANGLES:
                     for shift in _shifts(eqn):
                         yield call(function, *args, number(shift + _TRIANGLES[plain]))
@@ -158,6 +160,7 @@ def _one_hot(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr
     keywords = {"dtype": literals.dtype(result.dtype)}
     for axis in (-1, *range(len(result.shape) - 1)):
         classes = literals.size(result.shape[axis])
+        syntax.mark(classes, [(id(eqn.outvars[0]), axis % len(result.shape))])
         place = {} if axis == -1 else {"axis": number(axis)}
         yield call("jax.nn.one_hot", args[0], classes, **place, **keywords)
 
@@ -217,6 +220,20 @@ _CALLS: Mapping[str, Callable[[str, Eqn, Sequence[ast.expr]], Iterator[ast.expr]
     "roll_dynamic": _roll_dynamic,
     "take_along_axis": _take_along_axis,
 }
+
+
+# Arguments of functions that choose what these compute, false unless given.
+_FLAGS = ("lower", "descending")
+
+
+@functools.cache
+def _flags(function: JaxFunction) -> Sequence[str]:
+    """Those of `_FLAGS` that a function has."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+    return [n for n in _FLAGS if n in parameters and parameters[n].default is False]
 
 
 @functools.cache

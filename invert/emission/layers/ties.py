@@ -566,11 +566,52 @@ class Ties:
             else:
                 self.fix(x, i)
                 self.fix(out, k)
-        if any(sizes[i] != 1 for i in numbers.collapsed_slice_dims) or batching:
+        if any(sizes[i] != 1 for i in numbers.collapsed_slice_dims):
             self.fix(x)
+        for i, k in zip(batching, numbers.start_indices_batching_dims, strict=True):
+            self.tie(x, i, eqn.invars[1], k)
         indices = [k for k in range(len(shape_of(out))) if k not in numbers.offset_dims]
         for i, k in enumerate(indices):
             self.tie(eqn.invars[1], i, out, k)
+
+    def _scatter(self, eqn: Eqn) -> None:
+        x, indices, new = eqn.invars[:3]
+        numbers = eqn.params["dimension_numbers"]
+        self._same(x, eqn.outvars[0])
+        batching = numbers.operand_batching_dims
+        for i, k in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
+            self.tie(x, i, indices, k)
+        single = {*numbers.inserted_window_dims, *batching}
+        inner = [i for i in range(len(shape_of(x))) if i not in single]
+        for i, k in zip(inner, numbers.update_window_dims, strict=True):
+            if str(shape_of(x)[i]) == str(shape_of(new)[k]):
+                self.tie(x, i, new, k)
+            else:
+                self.fix(x, i)
+                self.fix(new, k)
+        places = [k for k in range(len(shape_of(new))) if k not in numbers.update_window_dims]
+        for i, k in enumerate(places):
+            self.tie(indices, i, new, k)
+
+    def _update(self, eqn: Eqn) -> None:
+        x, new = eqn.invars[:2]
+        self._same(x, eqn.outvars[0])
+        for i, (n, m) in enumerate(zip(shape_of(x), shape_of(new), strict=True)):
+            if str(n) == str(m):
+                self.tie(x, i, new, i)
+            elif m == 1:
+                self.fix(new, i)
+
+    def _top(self, eqn: Eqn) -> None:
+        """The largest elements along an axis: their indices are numbers below its size."""
+        x, along = eqn.invars[0], eqn.params["axis"]
+        self.fix(x, along)
+        for out in eqn.outvars:
+            for i in range(len(shape_of(x))):
+                if i == along:
+                    self.fix(out, i)
+                else:
+                    self.tie(x, i, out, i)
 
     def _scan(self, eqn: Eqn) -> None:
         body = open_jaxpr(step_of(eqn.params["jaxpr"])[0])
@@ -612,6 +653,12 @@ _RULES: Mapping[str, Callable[[Ties, Eqn], None]] = {
     "stack": Ties._stack,
     "unstack": Ties._stack,
     "gather": Ties._gather,
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
+        Ties._scatter,
+    ),
+    "dynamic_update_slice": Ties._update,
+    "top_k": Ties._top,
     "scan": Ties._scan,
     value_and_grad_p.name: Ties._derivatives,
     "iota": Ties._none,

@@ -104,13 +104,19 @@ def stem(name: str) -> str:
     return re.sub(r"(_\d+)+$", "", name)
 
 
+# Words in `s` that are not plurals: residual blocks are `res_0`.
+_SINGULAR = frozenset(("bias", "gas", "pos", "res", "s"))
+
+
 def singular(name: str) -> str:
     """`blocks` -> `block`, `mixes` -> `mix`, `cities` -> `city`."""
     if name.endswith(("xes", "ches", "shes", "sses")):
         return name[:-2]
     if name.endswith("ies") and not name.endswith("series"):
         return f"{name[:-3]}y"
-    return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
+    if name.endswith(("ss", "us", "is")) or name.rpartition("_")[2] in _SINGULAR:
+        return name
+    return name.removesuffix("s")
 
 
 def item(name: str, number: str) -> str:
