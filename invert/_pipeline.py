@@ -26,6 +26,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.loops import note_on_loops
 from invert.gradients.settle import GradientResolver, plain
 from invert.ir import hints, jaxprs, meshes
+from invert.ir.avals import is_differentiable
 from invert.ir.composite import renewed
 from invert.ir.key_splits import with_last_key
 from invert.ir.lookups import clipping, with_promised_bounds
@@ -108,6 +109,8 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         if jaxprs.wide_types(raw) <= {np.dtype(np.uint64)}:
             # Counters of random bits, which JAX makes in every session, may be gone.
             x64 = jaxprs.has_wide_types(jaxpr)
+    given = entry.outside or settle.outcomes or not entry.reverse_loops
+    smooth = any(is_differentiable(v.aval) for v in raw.invars)
     report = Report(
         entry=entry.name,
         source=entry.source,
@@ -120,6 +123,7 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         notes=(*entry.notes(), *defects, *_on_loops(jaxpr, entry)),
         sizes=_sizes(entry, avals),
         outside=entry.outside,
+        holds_gradient=bool(given) or not smooth,
     )
     shapes = tuple(tuple(a.shape) for a in avals[: len(avals) - int(entry.draws)])
     settled = functools.partial(_settled, platform=platform, config=config)

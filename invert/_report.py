@@ -23,6 +23,8 @@ class Report:
     - `certificate`: how far the recovery is proved.
     - `gradients`: the outcome for each gradient function of the container.
     - `notes`: other remarks, such as ops that were left out.
+    - `holds_gradient`: whether the container says what the derivatives are. StableHLO does not;
+        they are then those of the recovered program.
     - `outside`: the steps before the raw jaxpr, which the certificate does not cover.
     - `sizes`: the argument types of this report, if sizes are open: the program is recovered
         again for others.
@@ -39,6 +41,7 @@ class Report:
     notes: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     outside: str = ""
+    holds_gradient: bool = True
 
     @property
     def equations(self) -> int:
@@ -60,6 +63,8 @@ class Report:
             text = ", ".join(f"{n} x @{name}" for name, n in sorted(self.opaque.items()))
             lines.append(f"  opaque custom calls: {text}")
         lines += [f"  gradient of {text}" for text in self.gradients]
+        if not self.holds_gradient:
+            lines.append("  derivatives are not compared: the container holds none")
         lines += [f"  note: {text}" for text in self.notes]
         total = sum(self.seconds.values())
         stages = ", ".join(f"{name} {s:.3f} s" for name, s in self.seconds.items())

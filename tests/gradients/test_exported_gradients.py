@@ -1079,3 +1079,17 @@ def test_one_function_forbids_derivatives_by_arrays_of_all_shapes() -> None:
     data = stored(lambda x: jnp.tanh(clipped(x) @ w + b).sum(), jnp.ones((2, 3)))
     source = invert.from_exported(data).source
     assert source.count("raise LookupError") == 1
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_report_says_that_no_gradient_is_held(order: int) -> None:
+    """A `stop_gradient` leaves a trace in a stored gradient only."""
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.sum((2 * x @ p - jax.lax.stop_gradient(x @ p)) ** 2)
+
+    p, x = np.ones(3, np.float32), np.ones((4, 3), np.float32)
+    module = invert.from_exported(jax.export.export(jax.jit(loss))(p, x).serialize(order))
+    assert module.report.holds_gradient == bool(order)
+    assert ("the container holds none" in str(module.report)) != bool(order)
+    assert np.array_equal(jax.grad(module)(p, x), jax.grad(loss)(p, x)) == bool(order)
