@@ -103,8 +103,8 @@ class _Test:
     **Arguments:**
 
     - `comparisons`: for each, its sides and whether they are equal, in all layers.
-    - `between`: whether they are sizes alone, which may be equal by chance. Only what is there where
-        they differ follows from them, beside a layer from the one size to the other.
+    - `between`: whether they are sizes alone, which may be equal by chance. Only what is there
+        where they differ follows from them, beside a layer from the one size to the other.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Test:
 
     def says(self, column: Column) -> bool:
         """Return whether a flag is the condition or its negation, in all layers."""
-        return column == self._fails or column == self._holds and not self._between
+        return column == self._fails or (column == self._holds and not self._between)
 
     def true(self, column: Column) -> ast.expr:
         """The expression for a flag."""
@@ -128,7 +128,8 @@ class _Test:
 
 def _tests(
     body: Sequence[ast.stmt],
-    arguments: Mapping[str, Column], followers: Mapping[str, tuple[ast.expr, Column]],
+    arguments: Mapping[str, Column],
+    followers: Mapping[str, tuple[ast.expr, Column]],
 ) -> Iterator[_Test]:
     """Conditions such as `c_in == c_out and strides == 1`, the most specific first."""
     known = {n: (syntax.text_of(text), values) for n, (text, values) in followers.items()}
