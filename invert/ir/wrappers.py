@@ -11,7 +11,7 @@ from invert._private.jax import close_like, names_of, open_jaxpr, with_names
 from invert.ir.avals import is_weak, type_of
 from invert.ir.jaxprs import with_inlined
 from invert.ir.passes import Made, rewritten
-from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Jaxpr, Literal, ShapedArray
+from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Jaxpr, Literal, ShapedArray, Var
 
 # Functions of `jax.numpy` that JAX wraps in `jit`. Source may contain their few equations
 # directly.
@@ -32,8 +32,16 @@ def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
     return rewritten(with_inlined(jaxpr, _wrapped), number)
 
 
+# `jnp.diagonal` has a branch for kernels of TPUs, in which no whole program runs.
+_OUTSIDE_KERNELS = (("mosaic",), None)
+
+
 def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
     """The equations of a wrapper, in the name scopes of its call."""
+    if eqn.params.get("branches_platforms") == _OUTSIDE_KERNELS:
+        branch = eqn.params["branches"][-1]
+        inner = unwrapped(open_jaxpr(branch))
+        return close_like(branch, inner.replace(invars=[Var(eqn.invars[0].aval), *inner.invars]))
     if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
         return None
     inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))

@@ -163,6 +163,8 @@ def _stack(site: Site) -> Iterator[Call]:
     eqn = site.eqn
     if site.hint not in ("stack", ""):
         return
+    if not site.hint and any(e.primitive.name == "gather" for e in site.graph.after(eqn)):
+        return  # Without locations, the indices of several axes are those of `x[i, j]`.
     axis = eqn.params["dimension"]
     shape = eqn.outvars[0].aval.shape
     if shape[axis] != len(eqn.invars):

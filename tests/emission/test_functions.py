@@ -395,3 +395,15 @@ def test_a_function_of_each_row_is_mapped(function: Any, text: str) -> None:
     assert re.search(text, module.source), module.source
     for run in (module, module.model):
         np.testing.assert_array_equal(run(table, x), function(table, x))
+
+
+def test_a_branch_for_kernels_does_not_hide_the_diagonal() -> None:
+    """JAX writes a branch for kernels of TPUs inside, which exported programs do not have."""
+    x = np.random.default_rng(0).normal(size=(4, 4))
+    with jax.enable_x64(True):
+        exported = jax.export.export(jax.jit(lambda x: jnp.diagonal(x) + jnp.diag(x)))(x)
+        emission = invert.from_exported(exported).emit(loader=False)
+        result = emission.model(x)
+    assert not emission.messages and "jax.jit" not in emission.source
+    assert "jnp.diagonal(x) + jnp.diag(x)" in emission.source
+    np.testing.assert_array_equal(np.asarray(result), 2 * x.diagonal())

@@ -416,3 +416,29 @@ def test_attentions_with_and_without_a_bias_are_one_class(biased: str) -> None:
     assert 'bias: Float[Array, "1 heads length memory_length"] | None = None' in source
     assert "        if bias is not None:\n            scores = scores + bias\n" in source
     assert "self.heads = heads" in source
+
+
+def test_layers_and_residuals_do_not_follow_from_sizes_that_are_equal_by_chance() -> None:
+    """A denoiser embeds the time in each block, not in the perceptron that makes the embedding."""
+    shapes: dict[str, tuple[int, ...]] = {"time/fc1": (10, 18), "time/fc2": (18, 18)}
+    for i in range(3):
+        shapes |= {f"res{i}/{n}/kernel": (18, 18) for n in ("fc1", "emb", "fc2")}
+    shapes = {n if "kernel" in n else f"{n}/kernel": s for n, s in shapes.items()}
+
+    def dense(params: Any, name: str, x: Any) -> Any:
+        with jax.named_scope(name.rpartition("/")[2]):
+            return x @ params[f"{name}/kernel"]
+
+    def run(params: Any, x: Any) -> Any:
+        time = jnp.sin(x[:1, :10])
+        with jax.named_scope("time"):
+            time = dense(params, "time/fc2", jax.nn.silu(dense(params, "time/fc1", time)))
+        for i in range(3):
+            with jax.named_scope(f"res{i}"):
+                y = dense(params, f"res{i}/fc1", x) + dense(params, f"res{i}/emb", time)
+                x = x + dense(params, f"res{i}/fc2", jax.nn.silu(y))
+        return x
+
+    emission = _emitted(run, _arrays(shapes, 3), _arrays({"x": (3, 18)}, 4)["x"])
+    assert "use_emb: bool" in emission.source and "dim == hidden" not in emission.source
+    assert "self.residual = residual\n" in emission.source

@@ -723,3 +723,11 @@ def test_slots_of_different_rank_have_different_classes(tmp_path: Path) -> None:
     module = invert.load(tmp_path)
     assert module._emission().messages == ()
     assert module.source.count("Adam_1: eqx.nn.StateIndex[Float[Array, ") == 2
+
+
+def test_a_diagonal_of_64_bits_is_that_of_jax() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 4))
+    function = tf.function(lambda x: tf.linalg.diag_part(x) * 2)
+    emission = invert.convert(function, tf.TensorSpec((4, 4), tf.float64)).emit(loader=False)
+    assert "return jnp.diagonal(x) * 2.0" in emission.source
+    np.testing.assert_array_equal(np.asarray(emission.model(x)), function(x).numpy())

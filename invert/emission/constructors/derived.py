@@ -33,7 +33,7 @@ def without_derived(
 
     - `followers`: sizes that are multiples of arguments.
     """
-    tests = list(_tests(arguments, followers))
+    tests = list(_tests(body, arguments, followers))
     derived: dict[str, ast.expr] = {}
     missing: dict[str, ast.expr] = {}
     values: dict[str, Column] = {}
@@ -103,17 +103,21 @@ class _Test:
     **Arguments:**
 
     - `comparisons`: for each, its sides and whether they are equal, in all layers.
+    - `between`: whether they are sizes alone, which may be equal by chance. Only what is there
+        where they differ follows from them, beside a layer from the one size to the other.
     """
 
-    def __init__(self, comparisons: Sequence[tuple[str, str, tuple[bool, ...]]]):
-        self._comparisons = comparisons
+    def __init__(
+        self, comparisons: Sequence[tuple[str, str, tuple[bool, ...]]], *, between: bool = False
+    ):
+        self._comparisons, self._between = comparisons, between
         columns = (equal for _, _, equal in comparisons)
         self._holds = tuple(map(all, zip(*columns, strict=True)))
         self._fails = tuple(map(operator.not_, self._holds))
 
     def says(self, column: Column) -> bool:
         """Return whether a flag is the condition or its negation, in all layers."""
-        return column in (self._holds, self._fails)
+        return column == self._fails or (column == self._holds and not self._between)
 
     def true(self, column: Column) -> ast.expr:
         """The expression for a flag."""
@@ -123,7 +127,9 @@ class _Test:
 
 
 def _tests(
-    arguments: Mapping[str, Column], followers: Mapping[str, tuple[ast.expr, Column]]
+    body: Sequence[ast.stmt],
+    arguments: Mapping[str, Column],
+    followers: Mapping[str, tuple[ast.expr, Column]],
 ) -> Iterator[_Test]:
     """Conditions such as `c_in == c_out and strides == 1`, the most specific first."""
     known = {n: (syntax.text_of(text), values) for n, (text, values) in followers.items()}
@@ -143,7 +149,21 @@ def _tests(
     if KERNEL_SIZE in known:
         name, values = known[KERNEL_SIZE]
         equal.append([(name, "1", tuple(v == 1 for v in values))])
-    return map(_Test, equal)
+    for test in equal:
+        between = len(test) == 1 and test[0][0] not in (_STRIDES, KERNEL_SIZE)
+        if not between or _is_projected(body, arguments, *test[0]):
+            yield _Test(test, between=between)
+
+
+def _is_projected(
+    body: Sequence[ast.stmt], arguments: Mapping[str, Column], one: str, other: str, equal: Column
+) -> bool:
+    """Return whether a layer from one size to another is there exactly where they differ."""
+    flags = {n for n, column in arguments.items() if column == tuple(map(operator.not_, equal))}
+    inside = (n for s in body for n in syntax.walk(s) if isinstance(n, ast.IfExp))
+    layers = (n.body for n in inside if syntax.text_of(n.test) in flags)
+    sizes = {n.id for side in (one, other) for n in syntax.names_in(ast.parse(side))}
+    return any(sizes <= {n.id for n in syntax.names_in(layer)} for layer in layers)
 
 
 def _value(column: Sequence[Any], arguments: Mapping[str, Column]) -> ast.expr | None:
