@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import importlib.util
 import io
 import json
 import math
@@ -36,7 +37,7 @@ from invert._errors import (
     only_refusals,
 )
 from invert._private.tensorflow import TfObject, kept_name_scopes
-from invert.frontends import tf_function
+from invert.frontends import hdf5_in_child, tf_function
 from invert.frontends.keras_model import input_specs, own_class
 from invert.tf.ops.node import import_tensorflow
 
@@ -242,6 +243,7 @@ def _config_of_hdf5(file: Path) -> object:
         raise MissingDependencyError(
             f"{file} is HDF5, and needs h5py", remedy="Install it: pip install h5py"
         ) from error
+    hdf5_in_child.check(file.read_bytes(), str(file), _held(file))
     with h5py.File(file, "r") as model:
         version, config = (_text_of(model, name) for name in ("keras_version", "model_config"))
     if not version.startswith("3."):
@@ -355,15 +357,17 @@ def _entry_problems(file: Path) -> Iterator[Problem]:
                 _REMEDY,
             )
         elif _WEIGHTS in archive.namelist():
-            yield from _weight_problems(io.BytesIO(archive.read(_WEIGHTS)), held)
+            weights = archive.read(_WEIGHTS)
+            if importlib.util.find_spec("h5py") is None:
+                return  # Keras does not read them either
+            hdf5_in_child.check(weights, f"{_WEIGHTS} in {file}", held)
+            yield from _weight_problems(io.BytesIO(weights), held)
 
 
 def _weight_problems(data: io.BytesIO | Path, held: int) -> Iterator[Problem]:
     """Problems: HDF5 arrays stored elsewhere, or declaring more than `held` bytes."""
-    try:
-        import h5py
-    except ImportError:
-        return  # Keras does not read them either
+    import h5py
+
     declared = 0
     with h5py.File(data, "r") as weights:
         pending: list[tuple[str, h5py.Group]] = [("", weights)]

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import invert
+from invert._child import Child
+from invert.frontends import hdf5_in_child
 
 keras = pytest.importorskip("keras")
 h5py = pytest.importorskip("h5py")
@@ -299,3 +301,38 @@ def test_cut_hdf5(hdf5: Path, tmp_path: Path) -> None:
         path.write_bytes(data[:size])
         with pytest.raises(invert.MalformedModelError, match=r"model\.h5"):
             invert.load(path)
+
+
+# A worker that dies of each file, as the HDF5 library does of some.
+DIES = """
+import os, sys
+sys.stdout.buffer.write(bytes(8))
+sys.stdout.buffer.flush()
+sys.stdin.buffer.read(16)
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("kind", ["h5", "keras"])
+def test_a_crash_of_the_hdf5_library_is_an_error(
+    kind: str, hdf5: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = Child(["-c", DIES], start_seconds=60.0)
+    monkeypatch.setattr(hdf5_in_child, "_child", lambda: child)
+    with pytest.raises(invert.MalformedModelError, match=r"is damaged: the HDF5 library crashed"):
+        invert.load(hdf5 if kind == "h5" else archive)
+
+
+def test_all_of_an_hdf5_file_is_read_in_the_child(hdf5: Path, tmp_path: Path) -> None:
+    """Damage of the values themselves: a chunk that cannot be unpacked."""
+    path = tmp_path / "model.h5"
+    shutil.copy(hdf5, path)
+    with h5py.File(path, "r+") as file:
+        values = np.arange(4096.0).reshape(64, 64)
+        file.create_dataset("more", data=values, chunks=(64, 64), compression="gzip")
+        place = file["more"].id.get_chunk_info(0).byte_offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 64] = bytes(64)
+    hdf5_in_child.check(hdf5.read_bytes(), "model.h5", 1 << 20)
+    with pytest.raises(invert.MalformedModelError, match=r"model\.h5 is damaged: OSError"):
+        hdf5_in_child.check(bytes(data), "model.h5", 1 << 20)
