@@ -494,6 +494,7 @@ _TOLD = {
     "_private/tensorflow.py: tf_gradient_function": "a lookup in TensorFlow's registry",
     "cli/__init__.py: main": "reports everything",
     "cli/terminal.py: without_logs": "a stream of the caller",
+    "frontends/hdf5_worker.py: serve": "h5py reads a file",
     "frontends/exported.py: _vjp": "runs the author's code, and reports what it raises",
     "frontends/exported.py: _read": "JAX reads bytes",
     "stablehlo/author_rules.py: of": "traces the author's code, and reports what it raises",
