@@ -158,13 +158,13 @@ def _with_own(
 
     **Arguments:**
 
-    - `pulls`: whether to look for derivatives of values that are no number, too.
+    - `pulls`: whether to look for derivatives of arrays, not only of scalars.
     """
     found = _with_losses(program, recognize, fits)
     for _ in range(_MOST_PULLBACKS if pulls else 0):
         if (pulled := _with_pullback(found, recognize, fits)) is None:
             break
-        # A loss may read what the derivatives have changed.
+        # Losses of updated parameters show only now.
         found = _with_losses(pulled, recognize, fits)
     return found
 
@@ -189,7 +189,7 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
 def _with_pullback(
     program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], bool]
 ) -> Jaxpr | None:
-    """With derivatives of values that are no number, for which it has cotangents."""
+    """The program with the derivative of arrays as one equation; `None` if there is none."""
     graph, found = Graph(program), list[Jaxpr]()
     for group in itertools.islice(starts(graph), _MOST_TRIED):
         results, cotangents = zip(*group, strict=True)
@@ -243,10 +243,10 @@ class _Apart:
 
     @classmethod
     def of(cls, graph: Graph, ends: Sequence[Var]) -> _Apart:
-        """The second part computes some values from what other derivatives have changed.
+        """Cut a program before the last part of the way to `ends`.
 
-        Examples are the updated discriminator that the loss of a generator closes over, and
-        arrays that a first gradient moves before the second one is computed there.
+        The cut is at the values that other derivatives have updated: the discriminator that the
+        loss of a generator closes over, or the parameters at which SAM takes its second gradient.
         """
         needed, _ = graph.needed(ends)
         ending = {*graph.makers(ends)}
@@ -566,7 +566,7 @@ class _Loss:
             return None
         program = dce(renamed.replace(eqns=ordered))
         if {*derivatives}.isdisjoint((*read_by(program.eqns), *filter(is_var, program.outvars))):
-            return None  # only its cotangents are
+            return None  # the program reads the cotangents alone
         return _Found(program, moving, len(program.eqns) + len(inside))
 
     def _of_cotangents(self) -> tuple[list[Eqn], list[Var]]:

@@ -133,7 +133,7 @@ def plain(closed: J) -> J:
 def _keeps_apart(eqn: Eqn) -> bool:
     """Return whether an equation only keeps the compiler from merging what `jax.checkpoint` runs.
 
-    Results that a policy stores are rounded to the precision that they have.
+    A policy rounds the results that it stores to their own precision.
     """
     return eqn.primitive.name == "optimization_barrier" or jaxprs.keeps_precision(eqn)
 

@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -53,4 +52,3 @@ def test_it_says_that_it_comes_too_late() -> None:
 def test_another_c_library_has_no_such_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     assert not invert.keep_memory()
-    assert jax.devices()
