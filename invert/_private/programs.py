@@ -35,8 +35,8 @@ from invert._private.jax import (
     Value,
     Var,
     full_tracebacks,
-    on_whole_values,
 )
+from invert._private.meshes import on_whole_values
 
 jaxlib_version: str = jaxlib.__version__
 unspecified: object = UNSPECIFIED

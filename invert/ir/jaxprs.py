@@ -39,7 +39,6 @@ from invert._private.jax import (
     holds_jaxprs,
     is_jaxpr,
     live_part,
-    on_shards,
     open_jaxpr,
     params_of_jaxprs,
     rename,
@@ -47,6 +46,7 @@ from invert._private.jax import (
     sub_jaxprs,
     trace_closed,
 )
+from invert._private.meshes import on_shards
 from invert._private.programs import close
 from invert.ir.loops import WhileParts
 from invert.ir.passes import Made, replaced, rewritten

@@ -19,15 +19,11 @@ from invert._errors import only_refusals
 from invert._private.jax import (
     bind_equation,
     close_like,
-    is_on_shards,
-    on_shards,
-    on_whole_values,
     open_jaxpr,
     params_of_jaxprs,
-    pvary,
     trace_closed,
-    varying,
 )
+from invert._private.meshes import is_on_shards, on_shards, on_whole_values, pvary, varying
 from invert.ir.avals import is_differentiable, with_float0
 from invert.ir.hints import hint_of
 from invert.ir.jaxprs import (

@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 import jax
 import numpy as np
 
-from invert._private.jax import bind_equation, context_of, trace_closed, type_on_mesh
+from invert._private.jax import bind_equation, context_of, trace_closed
+from invert._private.meshes import type_on_mesh
 from invert.ir.interpret import interpret
 from invert.ir.loops import CondParts, ScanParts, WhileParts
 from invert.ir.types import AnyJaxpr, ClosedJaxpr, Eqn, JaxFunction, Literal, Value

@@ -20,7 +20,6 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
-    NO_MESH,
     ShapedArray,
     by_jaxpr,
     close_like,
@@ -29,13 +28,13 @@ from invert._private.jax import (
     dce,
     is_tracer,
     jvp_rule_of,
-    mesh_of_now,
     open_jaxpr,
     plain_params,
     rename,
     renamed,
     trace_closed,
 )
+from invert._private.meshes import NO_MESH, mesh_of_now
 from invert.ir import kinds
 from invert.ir.avals import is_keys, is_weak, type_of
 from invert.ir.closed_over import (

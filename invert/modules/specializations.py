@@ -17,14 +17,8 @@ from jax.typing import DTypeLike
 
 from invert._entry import EntryPoint
 from invert._errors import InvertError, SignatureError, first_line, only_refusals, optional_step
-from invert._private.jax import (
-    SIZE_ERRORS,
-    eval_context,
-    eval_jaxpr,
-    name_stack,
-    undecided,
-    under_own_settings,
-)
+from invert._private.jax import SIZE_ERRORS, eval_context, eval_jaxpr, name_stack, undecided
+from invert._private.meshes import under_own_settings
 from invert._report import Report
 from invert.ir import meshes
 from invert.ir.meshes import AnyMesh

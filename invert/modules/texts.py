@@ -8,7 +8,8 @@ from types import ModuleType
 
 from invert import emission
 from invert._errors import EmissionError, SignatureError, nested_too_deep
-from invert._private.jax import open_jaxpr, under_own_settings
+from invert._private.jax import open_jaxpr
+from invert._private.meshes import under_own_settings
 from invert.emission import Emission
 from invert.modules.empty_sizes import with_empty_results
 from invert.modules.function import Function

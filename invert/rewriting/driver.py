@@ -22,14 +22,13 @@ from invert._private.jax import (
     dce,
     live_part,
     names_of,
-    on_shards,
-    on_whole_values,
     open_jaxpr,
     params_of_jaxprs,
     trace_as_lowered,
     trace_closed,
     with_names,
 )
+from invert._private.meshes import on_shards, on_whole_values
 from invert.ir import jaxprs, kinds
 from invert.ir.avals import type_of
 from invert.ir.graph import Graph, in_order, is_var, reads, rounded

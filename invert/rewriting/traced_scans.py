@@ -12,13 +12,13 @@ from invert._cache import Cache
 from invert._private.jax import (
     close_like,
     is_jaxpr,
-    on_whole_values,
     open_jaxpr,
     renamed,
     sub_jaxprs,
     trace_closed,
     traced_to_lower,
 )
+from invert._private.meshes import on_whole_values
 from invert._private.staging import tracing_settings
 from invert.ir import jaxprs
 from invert.ir.avals import type_of

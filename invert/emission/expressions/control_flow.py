@@ -11,16 +11,8 @@ import numpy as np
 
 from invert._errors import EmissionError
 from invert._opaque import custom_call_p
-from invert._private.jax import (
-    close_like,
-    consts_of,
-    dce,
-    holds_jaxprs,
-    is_jaxpr,
-    is_on_shards,
-    on_shards,
-    open_jaxpr,
-)
+from invert._private.jax import close_like, consts_of, dce, holds_jaxprs, is_jaxpr, open_jaxpr
+from invert._private.meshes import is_on_shards, on_shards
 from invert.emission.expressions import copies, library, literals, spelling, tables
 from invert.emission.expressions.body import Body, Placed
 from invert.emission.expressions.statements import FunctionText, Parameter, Pattern, ValueType

@@ -16,14 +16,8 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, only_refusals, optional_step
-from invert._private.jax import (
-    REFUSALS,
-    consts_of,
-    eval_closed,
-    mesh_of_now,
-    open_jaxpr,
-    trace_closed,
-)
+from invert._private.jax import REFUSALS, consts_of, eval_closed, open_jaxpr, trace_closed
+from invert._private.meshes import mesh_of_now
 from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
 from invert.emission.sizes.expressions import dimension_token

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError
-from invert._private.jax import is_on_shards, mesh_of_now
+from invert._private.meshes import is_on_shards, mesh_of_now
 from invert.emission.expressions import helpers, indexing, literals, products
 from invert.emission.expressions.writer import Writer
 from invert.emission.python import syntax
