@@ -1,7 +1,8 @@
-"""Reads `.keras` and `.h5` files, the two kinds that `model.save` of Keras 3 writes.
+"""Reads `.keras` and `.h5` files, the two kinds that `model.save` of Keras writes.
 
 Their configuration names the classes that Keras instantiates. Only classes of Keras itself are
-allowed, and no functions, so that a file cannot choose what to import or run.
+allowed, and no functions, so that a file cannot choose what to import or run. Files of Keras 2 are
+read by `tf_keras`: Keras 3 does not know many of the options that they hold.
 """
 
 from __future__ import annotations
@@ -52,13 +53,20 @@ _LONGEST_CAUSE = 1000
 _RATIO, _SPARE = 100, 1 << 28
 _WEIGHTS = "model.weights.h5"
 _HDF5 = b"\x89HDF"
-# The modules of Keras's own kinds of models, which HDF5 files leave out and archives name.
+# The modules of Keras 3's own kinds of models, which HDF5 files leave out and archives name.
 _MODULES = {"Functional": "keras.src.models.functional", "Model": "keras", "Sequential": "keras"}
 # Classes of Keras that contain code, or read files named in their configuration.
 _CODE = frozenset(
     """
-    FlaxLayer JaxLayer Lambda TFSMLayer TorchModuleWrapper __lambda__ __typespec__ function
+    FlaxLayer JaxLayer Lambda TFSMLayer TensorFlowOpLayer TorchModuleWrapper __lambda__ __typespec__
+    function
     """.split()
+)
+# Layers of Keras 2 that call a function of TensorFlow, and where it may be, as `math.multiply`.
+_CALLS = ("TFOpLambda", "SlicingOpLambda")
+_CALLED = re.compile(
+    r"(compat\.v1\.)?((__operators__|image|linalg|math|nn|signal)\.\w+"
+    r"|(?!numpy_function|py_function)[a-z]\w*)"
 )
 # Entries of a configuration that hold values, or name files that do.
 _VALUES_OR_FILES = ("vocabulary", "idf_weights")
@@ -99,19 +107,9 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
 
     **Raises:** as `entry_point`.
     """
-    config = _config_of(file)
+    config, version = _config_of(file)
     import_tensorflow()
-    try:
-        import keras
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{file} needs Keras", remedy="Install it: pip install keras"
-        ) from error
-    if (backend := keras.backend.backend()) != "tensorflow":
-        raise MissingDependencyError(
-            f"Keras runs on {backend} here, and {file} needs TensorFlow",
-            remedy="Set KERAS_BACKEND=tensorflow.",
-        )
+    keras = _library(file, version)
     own = dict(custom_objects or {})
 
     def is_known(name: object) -> bool:
@@ -119,11 +117,40 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
             keras.saving.get_registered_object(name, own), type
         )
 
-    if problems := [*_problems(config, "", is_known), *_content_problems(file)]:
+    config_problems = _problems(config, "", is_known, keras.__name__)
+    if problems := [*config_problems, *_content_problems(file)]:
         raise UnsupportedOpError(problems)
-    _check_size(file, _bytes_of_variables(config, own))
+    is_old = keras.__name__ == "tf_keras"
+    _check_size(
+        file,
+        _bytes_of_variables_in_keras_2(config, own, keras)
+        if is_old
+        else _bytes_of_variables(config, own),
+    )
     with _errors_of_keras(file, "load"):
         return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
+
+
+def _library(file: Path, version: str) -> TfObject:
+    """The library that reads files of a version: `keras`, or `tf_keras` for Keras 2.
+
+    **Raises:** `MissingDependencyError`.
+    """
+    name, package = ("keras", "keras") if version.startswith("3.") else ("tf_keras", "tf-keras")
+    try:
+        keras = importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{file} was written by Keras {version}, and needs {name}",
+            remedy=f"Install it: pip install {package}",
+        ) from error
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise MissingDependencyError(
+            f"Keras runs on {backend} here, and {file} needs TensorFlow",
+            remedy="Set KERAS_BACKEND=tensorflow.",
+        )
+    return keras
 
 
 @contextlib.contextmanager
@@ -188,6 +215,24 @@ def _bytes_of_variables(config: object, own: Mapping[str, object]) -> int:
         return pool.submit(count_all).result()
 
 
+def _bytes_of_variables_in_keras_2(
+    config: object, own: Mapping[str, object], tf_keras: TfObject
+) -> int:
+    """As `_bytes_of_variables`, up to the first layer that does not fit."""
+    tf = import_tensorflow()
+    total = 0
+
+    def create(make: Callable[..., TfObject], **options: object) -> TfObject:
+        nonlocal total
+        variable = make(**options)
+        total += math.prod(variable.shape) * variable.dtype.size
+        return variable
+
+    with tf.Graph().as_default(), tf.variable_creator_scope(create), contextlib.suppress(Exception):
+        tf_keras.models.model_from_config(copy.deepcopy(config), own)
+    return total
+
+
 def _built(config: object) -> Iterator[object]:
     """The outermost layers inside of a configuration that hold the shapes of their inputs."""
     pending = list(config.values()) if isinstance(config, dict) else []
@@ -212,7 +257,8 @@ def _is_hdf5(file: Path) -> bool:
         return data.read(len(_HDF5)) == _HDF5
 
 
-def _config_of(file: Path) -> object:
+def _config_of(file: Path) -> tuple[object, str]:
+    """The configuration of a model, and the version of Keras that wrote it."""
     try:
         if _is_hdf5(file):
             return _config_of_hdf5(file)
@@ -220,7 +266,8 @@ def _config_of(file: Path) -> object:
             info = archive.getinfo("config.json")
             if info.file_size > _LARGEST_CONFIG:
                 raise MalformedModelError(f"{file}: its config.json is too large")
-            return json.loads(archive.read(info))
+            version = json.loads(archive.read("metadata.json"))["keras_version"]
+            return json.loads(archive.read(info)), str(version)
     except InvertError:
         raise
     # What `zipfile` and `h5py` raise for damaged files or a missing entry, and `json` for other
@@ -232,10 +279,10 @@ def _config_of(file: Path) -> object:
         raise MalformedModelError(f"{file} is not a Keras model: {error}") from error
 
 
-def _config_of_hdf5(file: Path) -> object:
-    """The configuration in an HDF5 file, with the module of the model as in an archive.
+def _config_of_hdf5(file: Path) -> tuple[object, str]:
+    """As `_config_of`, for an HDF5 file; that of Keras 3 with the module as in an archive.
 
-    **Raises:** `MalformedModelError` if it is of another version; what `h5py` and `json` raise.
+    **Raises:** what `h5py` and `json` raise.
     """
     try:
         import h5py
@@ -246,15 +293,11 @@ def _config_of_hdf5(file: Path) -> object:
     hdf5_in_child.check(file.read_bytes(), str(file), _held(file))
     with h5py.File(file, "r") as model:
         version, config = (_text_of(model, name) for name in ("keras_version", "model_config"))
-    if not version.startswith("3."):
-        raise MalformedModelError(
-            f"{file} was written by Keras {version}; HDF5 is read from version 3",
-            remedy="Load it with Keras and write it with `model.export(directory)` or as `.keras`.",
-        )
     config = json.loads(config)
-    if isinstance(config, dict) and (kind := config.get("class_name")) in _MODULES:
-        config |= {"module": _MODULES[kind], "registered_name": kind}
-    return config
+    if isinstance(config, dict) and version.startswith("3."):
+        kind = config.get("class_name")
+        config |= {"module": _MODULES[kind], "registered_name": kind} if kind in _MODULES else {}
+    return config, version
 
 
 def _bytes_of(attribute: Any) -> int:
@@ -274,10 +317,15 @@ def _text_of(model: Any, name: str) -> str:
     return text
 
 
-def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> Iterator[Problem]:
+def _problems(
+    config: object, name: str, is_known: Callable[[object], bool], library: str
+) -> Iterator[Problem]:
     """Parts of the configuration that would make Keras import or run something.
 
-    `is_known`: whether a class of that name belongs to the caller.
+    **Arguments:**
+
+    - `is_known`: whether a class of that name belongs to the caller.
+    - `library`: `"keras"` or `"tf_keras"`, which reads the file.
     """
     pending = [(config, name)]
     first = True
@@ -300,26 +348,32 @@ def _problems(config: object, name: str, is_known: Callable[[object], bool]) -> 
             yield Problem(f"keras.{kind}", "contains or names Python code", name, _REMEDY)
         # Keras finds known classes by their registered names, and then imports nothing.
         elif not (
-            module is None or _is_of_keras(module, kind) or is_known(value.get("registered_name"))
+            module is None
+            or _is_of_keras(module, kind, library)
+            or is_known(value.get("registered_name"))
         ):
             yield Problem(f"{module}.{kind}", "is not a class of Keras itself", name, _OWN)
         if isinstance(inner, dict):
+            called = inner.get("function")
+            if kind in _CALLS and not (isinstance(called, str) and _CALLED.fullmatch(called)):
+                yield Problem(f"keras.{kind}", f"calls {called}", name, _REMEDY)
             for key in _VALUES_OR_FILES:
                 if isinstance(inner.get(key), str):
                     yield Problem(f"keras.{kind}", f"reads its {key} from a file", name, _REMEDY)
 
 
-def _is_of_keras(module: object, kind: str) -> bool:
+def _is_of_keras(module: object, kind: str, library: str) -> bool:
     """Return whether a name is that of a Keras class; its functions are not allowed."""
     if not isinstance(module, str) or not kind.isidentifier():
         return False
     if module == "builtins":
         return True  # Keras's encoding of lists, arrays and tensors
-    if module.split(".")[0] != "keras":
+    root, *inner = module.split(".")
+    if root not in ("keras", library):
         return False
-    # Keras is imported already; a name in a file must not cause imports.
-    value = getattr(sys.modules.get(module), kind, None)
-    return isinstance(value, type) and value.__module__.split(".")[0] == "keras"
+    # The library is imported already; a name in a file must not cause imports.
+    value = getattr(sys.modules.get(".".join((library, *inner))), kind, None)
+    return isinstance(value, type) and value.__module__.split(".")[0] == library
 
 
 def _content_problems(file: Path) -> list[Problem]:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -268,7 +269,6 @@ def _large_hdf5(file: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set(keras_version="2.12.0"), r"written by Keras 2\.12\.0; HDF5 is read from version 3"),
         (_set(keras_version=3), "its keras_version is not a text"),
         (_set(model_config="{"), "is not a Keras model"),
         (_layer(class_name="Lambda"), "contains or names Python code"),
@@ -291,6 +291,17 @@ def test_damaged_hdf5(
     with h5py.File(path, "r+") as file:
         change(file)
     with pytest.raises(invert.InvertError, match=f"(?s){message}"):
+        invert.load(path)
+
+
+def test_files_of_keras_2_need_tf_keras(
+    hdf5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copy(hdf5, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file.attrs["keras_version"] = "2.12.0"
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    with pytest.raises(invert.MissingDependencyError, match=r"Keras 2\.12\.0, and needs tf_keras"):
         invert.load(path)
 
 

@@ -1,12 +1,14 @@
-"""Keras 2 models (`tf_keras`): live ones, and the SavedModels it writes."""
+"""Keras 2 models (`tf_keras`): live ones, the SavedModels that it writes, and its files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,3 +158,54 @@ def test_the_training_function_of_a_saved_model_updates_its_averages(
     averages = [np.asarray(v) for v in jax.tree_util.tree_leaves(state)]
     for weight in model.non_trainable_weights:
         assert any(a.shape == weight.shape and np.allclose(a, weight, **CLOSE) for a in averages)
+
+
+def with_operators(keras: Any) -> tuple[Any, Any]:
+    """Functions of TensorFlow as layers, which Keras 3 does not know."""
+    x = keras.Input((6,))
+    return keras.Model(x, tf.nn.relu(x)[:, 1:] * 2.0 + keras.layers.Dense(5)(x)), normal(2, 6)
+
+
+FILES = MODELS | {"with_operators": with_operators}
+
+
+@pytest.mark.parametrize("kind", ["h5", "keras"])
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, kind: str, keras: Any, tmp_path: Path) -> None:
+    model, x = FILES[name](keras)
+    for weight in model.weights:
+        weight.assign(weight + 0.1 * normal(*weight.shape) ** 2)
+    model.save(tmp_path / f"model.{kind}")
+    module = invert.load(tmp_path / f"model.{kind}")
+    # Keras 2 takes numbers of single precision where an input says nothing.
+    assert_close(module(x if isinstance(x, dict) else x.astype(np.float32)), model(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config": {"function": "io.write_file"}}, "TFOpLambda: calls io.write_file"),
+        ({"config": {"function": "py_function"}}, "TFOpLambda: calls py_function"),
+        ({"config": {"function": ["math.add"]}}, "TFOpLambda: calls"),
+        ({"class_name": "TensorFlowOpLayer"}, "contains or names Python code"),
+        ({"class_name": "Lambda"}, "contains or names Python code"),
+        ({"class_name": "system", "module": "os"}, "os.system: is not a class of Keras itself"),
+        ({"class_name": "Dense", "config": {"name": "big", "units": 10**9}}, "take .* too many"),
+    ],
+)
+def test_files_that_would_run_code_or_fill_the_memory(
+    change: dict[str, Any], message: str, keras: Any, tmp_path: Path
+) -> None:
+    with_operators(keras)[0].save(tmp_path / "model.h5")
+    with h5py.File(tmp_path / "model.h5", "r+") as file:
+        config = json.loads(file.attrs["model_config"])
+        layers = config["config"]["layers"]
+        # The layers before it have no functions; the one changed is the first that has.
+        layer = next(x for x in layers if x["class_name"] == "TFOpLambda")
+        if change.get("class_name") == "Dense":
+            layer["config"].clear()
+        layer["config"] |= change.get("config", {})
+        layer |= {k: v for k, v in change.items() if k != "config"}
+        file.attrs["model_config"] = json.dumps(config)
+    with pytest.raises(invert.InvertError, match=f"(?s){message}"):
+        invert.load(tmp_path / "model.h5")
