@@ -70,9 +70,9 @@ class Config:
     - `host_ops`: treatment of TensorFlow ops that only a host can run (text, encoded images) and
         whose inputs depend on data. `"error"`: all of them are reported; `"callback"`: TensorFlow
         runs them at run time, in a `jax.pure_callback`.
-    - `text`: treatment of arguments that are text. `"error"`: they are reported; `"split"`: the
-        leading ops that turn text into numbers are left out. The first numeric tensors become the
-        arguments. The report names the ops that are left out.
+    - `text`: treatment of arguments and results that are text. `"error"`: they are reported;
+        `"split"`: results of text are left out, and so are the leading ops that turn text into
+        numbers. The first numeric tensors become the arguments. The report names what is left out.
     - `optimize`: the platform to optimize for, `"cpu"` or `"gpu"`: some equations are rewritten, so
         that results are equal only up to rounding; see `invert.optimize`. `"none"`: the program is
         the one that was read.

@@ -12,7 +12,13 @@ import numpy as np
 from invert._entry import ArgSpec, EntryPoint, Param, unique
 from invert._errors import MalformedModelError, Problem, SignatureError, UnsupportedOpError
 from invert.frontends.argument_names import named_by_jax, with_paths
-from invert.frontends.signature import Signature, check_numeric, split_signature
+from invert.frontends.signature import (
+    Signature,
+    check_numeric,
+    numbered,
+    pruned,
+    split_signature,
+)
 from invert.ir.jaxprs import with_values
 from invert.ir.types import Value
 from invert.primitives.tf.control_flow import checks_of
@@ -181,11 +187,13 @@ def function_entry(
 
     **Raises:** `UnsupportedOpError`, `SignatureError`.
     """
-    order, tree, numbers = results
-    if sorted(order) != [*range(len(outputs))]:
+    if sorted(results[0]) != [*range(len(outputs))]:
         raise MalformedModelError(
-            f"{name} has {len(outputs)} results, but its signature has {len(order)}"
+            f"{name} has {len(outputs)} results, but its signature has {len(results[0])}"
         )
+    if graph.config.text == "split":
+        results, outputs = _without_text_results(graph, results, outputs)
+    order, tree, numbers = results
     signature = without_text(graph, signature, feeds)
     count = len(signature.order)
     idle = graph.leave_out_idle([i for i, f in enumerate(feeds, count) if _is_seed(f)])
@@ -239,6 +247,33 @@ def without_text(graph: Graph, signature: Signature, feeds: Sequence[Value] = ()
         signature = _split_signature(graph, signature, specs, found)
     check_numeric(signature)
     return signature
+
+
+def _without_text_results(
+    graph: Graph,
+    results: tuple[Sequence[int], object, object],
+    outputs: Sequence[tuple[str, int]],
+) -> tuple[tuple[Sequence[int], object, object], Sequence[tuple[str, int]]]:
+    """Leave out the results of text.
+
+    **Raises:** `UnsupportedOpError` if there are no others.
+    """
+    order, _, numbers = results
+    kinds = [decode_dtype(kind).kind for _, kind in outputs]
+    kept = [i for i, kind in enumerate(kinds) if kind != "O"]
+    if kinds and not kept:
+        raise UnsupportedOpError(text_problems(outputs))
+    reduced = pruned(
+        jax.tree_util.tree_map(lambda n: kept.index(i) if (i := order[n]) in kept else -1, numbers)
+    )
+    left, tree = jax.tree_util.tree_flatten(reduced)
+    if not 0 < len(kept) == len(left) < len(outputs):
+        return results, outputs
+    graph.leave_out_results(set(range(len(outputs))) - {*kept})
+    paths = jax.tree_util.tree_leaves_with_path(numbers)
+    names = [jax.tree_util.keystr(path) for path, n in paths if order[n] not in kept]
+    graph.note(f"the results {', '.join(names)} are left out: they are text")
+    return (left, tree, numbered(reduced)), [outputs[i] for i in kept]
 
 
 def _split_signature(

@@ -441,8 +441,8 @@ def split_signature(
     numbers = [kept.index(n) if n in kept else -1 for n in signature.order]
     specs = dict(zip(numbers, leaves, strict=True))
     args, kwargs = jax.tree_util.tree_unflatten(tree, numbers)
-    named = [(n, _pruned(x)) for n, x in zip(signature.arg_names, args, strict=True)]
-    keywords = {k: _pruned(x) for k, x in kwargs.items()}
+    named = [(n, pruned(x)) for n, x in zip(signature.arg_names, args, strict=True)]
+    keywords = {k: pruned(x) for k, x in kwargs.items()}
     by_keyword = not named and bool(keywords)
     named = [(n, x) for n, x in named if x is not _GONE]
     keywords = {k: x for k, x in keywords.items() if x is not _GONE}
@@ -464,15 +464,15 @@ def split_signature(
 _GONE: Tree = object()
 
 
-def _pruned(tree: object) -> Tree:
-    """A tree of numbers without entries of -1; `_GONE` if none is left."""
+def pruned(tree: object) -> Tree:
+    """A tree of numbers without entries of -1; a mark that is no number if none is left."""
     if isinstance(tree, int):
         return _GONE if tree == -1 else tree
     if isinstance(tree, Mapping):
-        items = {k: _pruned(v) for k, v in tree.items()}
+        items = {k: pruned(v) for k, v in tree.items()}
         items = {k: v for k, v in items.items() if v is not _GONE}
     elif isinstance(tree, list | tuple):
-        items = [v for v in map(_pruned, tree) if v is not _GONE]
+        items = [v for v in map(pruned, tree) if v is not _GONE]
     else:
         return tree
     if tree and not items:

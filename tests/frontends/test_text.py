@@ -344,3 +344,59 @@ def test_an_unknown_op_behind_text() -> None:
         node.op = {"StringStrip": "Unknown"}.get(node.op, node.op)
     module = invert.convert_graphdef(proto, ["words"], ["y"], config=SPLIT)
     np.testing.assert_array_equal(module(np.float32([1, 2, 3])), [2, 4, 6])
+
+
+# -- Results of text
+
+
+def _labelled(x: Any) -> dict[str, Any]:
+    scores = tf.nn.softmax(x * [1.0, 2.0, 3.0])
+    best = tf.argmax(scores, axis=-1)
+    return {"scores": scores, "label": tf.gather(["cat", "dog", "eel"], best), "best": best}
+
+
+def _labelled_pair(x: Any) -> tuple[Any, Any, Any]:
+    found = _labelled(x)
+    return found["label"], (found["label"], found["scores"]), found["best"]
+
+
+X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("function", [_labelled, _labelled_pair])
+@pytest.mark.parametrize("saved", [True, False])
+def test_results_of_text_are_left_out(saved: bool, function: Any, tmp_path: Path) -> None:
+    module = tf.Module()
+    spec = tf.TensorSpec((None, 3), tf.float32)
+    module.call = tf.function(function, input_signature=[spec])
+    if saved:
+        path = _saved(tmp_path, module)
+        found = invert.load(path, config=SPLIT)
+    else:
+        found = invert.convert(module.call, config=SPLIT)
+    got, want = found(X), _labelled(X)
+    if function is _labelled:
+        assert sorted(got) == ["best", "scores"]
+        scores, best = got["scores"], got["best"]
+    else:
+        ((scores,), best) = got
+    np.testing.assert_allclose(scores, want["scores"], rtol=1e-6)
+    np.testing.assert_array_equal(best, want["best"])
+    assert "are left out: they are text" in str(found.report)
+
+
+def test_a_signature_with_results_of_text(tmp_path: Path) -> None:
+    module = tf.Module()
+    call = tf.function(_labelled).get_concrete_function(tf.TensorSpec((None, 3), tf.float32))
+    path = _saved(tmp_path, module, signatures={"serving_default": call})
+    with pytest.raises(InvertError, match=r'Config\(text="split"\) leaves it out'):
+        invert.load(path)
+    got = invert.load(path, config=SPLIT)(x=X)
+    assert sorted(got) == ["best", "scores"]
+    np.testing.assert_allclose(got["scores"], _labelled(X)["scores"], rtol=1e-6)
+
+
+def test_results_of_text_alone() -> None:
+    label = tf.function(lambda x: _labelled(x)["label"])
+    with pytest.raises(InvertError, match="Export a function that returns numbers"):
+        invert.convert(label, X, config=SPLIT)

@@ -120,10 +120,14 @@ class StoredTable:
     size: Callable[[], int]
 
 
-def text_problems(outputs: Iterable[tuple[str, int]]) -> list[Problem]:
+def text_problems(outputs: Sequence[tuple[str, int]]) -> list[Problem]:
     """Problems for string results, given as names and `DataType`s."""
     reason = "is a result of text, which JAX arrays cannot hold"
-    remedy = "Export a function that returns numbers."
+    remedy = (
+        'Config(text="split") leaves it out.'
+        if any(kind != _STRING for _, kind in outputs)
+        else "Export a function that returns numbers."
+    )
     return [
         Problem("tf.string", reason, f"tensor {name!r}", remedy)
         for name, kind in outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -275,6 +275,11 @@ class Graph:
         main = self.main = ordered(without_idle(self.main, places, self.body), self.is_effect)
         used = {i for k in main.order for i, _ in main.nodes[k].inputs}
         return [place for place in places if main.args[place] not in used]
+
+    def leave_out_results(self, places: Set[int]) -> None:
+        """Leave out some results, and what only they need."""
+        outputs = [x for i, x in enumerate(self.main.outputs) if i not in places]
+        self.main = ordered(dataclasses.replace(self.main, outputs=outputs), self.is_effect)
 
     def is_compiled(self, function: str) -> bool:
         """Return whether TensorFlow compiles a library function and its callees with XLA."""
