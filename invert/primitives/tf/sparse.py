@@ -153,6 +153,16 @@ def _folding_rule(*ops: str) -> Callable[[Callable[..., Value]], Callable[..., V
     return register
 
 
+def _indices(value: Value) -> Array:
+    """The indices of a sparse tensor: a NumPy array if they are known."""
+    return value if isinstance(value, np.ndarray) else array(value)
+
+
+def _library(indices: Array) -> ModuleType:
+    """The library that keeps known indices known."""
+    return np if isinstance(indices, np.ndarray) else jnp
+
+
 def _numbered(indices: Array, shape: Ints) -> Array:
     """Each index's row-major number; the tensor's size if out of range."""
     total: Array = 0
@@ -160,13 +170,13 @@ def _numbered(indices: Array, shape: Ints) -> Array:
     for axis, size in enumerate(shape):
         total = total * size + indices[:, axis]
         inside = inside & (indices[:, axis] >= 0) & (indices[:, axis] < size)
-    xp = np if isinstance(indices, np.ndarray) else jnp
+    xp = _library(indices)
     return xp.where(inside, total, math.prod(shape)) + xp.zeros(len(indices), _INT64)
 
 
 def _places(numbers: Array, shape: Ints) -> Array:
     """The indices of row-major numbers; -1 if out of range."""
-    xp = np if isinstance(numbers, np.ndarray) else jnp
+    xp = _library(numbers)
     columns, rest = [], numbers
     for size in reversed(shape):
         columns.append(rest % size if not isinstance(size, int) or size else rest * 0)
@@ -181,7 +191,9 @@ def _at(x: Array, where: Array, fill: int = 0) -> Array:
 
 
 def _masked(keep: Array, indices: Array, values: Array) -> tuple[Array, Array]:
-    """The indices and values that a mask keeps, padded with -1 and 0."""
+    """The indices and values that a mask keeps, padded with -1 and 0 unless it is known."""
+    if isinstance(keep, np.ndarray):
+        return indices[keep], values[np.flatnonzero(keep)]
     where = places_of(keep)[:, 0]
     where = jnp.where(where < 0, np.int32(keep.shape[0]), where)
     return _at(indices, where, -1), _at(values, where)
@@ -217,9 +229,10 @@ def _note(ctx: Context, node: Node, indices: Value) -> None:
 
 
 @_folding_rule("SparseReorder")
-def _reorder(indices: Array, values: Array, shape: Ints) -> tuple[Array, Array]:
-    order = jnp.argsort(_numbered(indices, shape), stable=True)
-    return jnp.asarray(indices)[order], values[order]
+def _reorder(indices: Value, values: Array, shape: Ints) -> tuple[Array, Array]:
+    indices = _indices(indices)
+    order = _library(indices).argsort(_numbered(indices, shape), stable=True)
+    return indices[order], values[order]
 
 
 @rule("SparseReshape")
@@ -235,15 +248,17 @@ def _concat(*operands: Value, node: Node, N: int, concat_dim: int) -> list[Array
     axis = concat_dim % len(shapes[0])
     total = list(shapes[0])
     total[axis] = sum(shape[axis] for shape in shapes)
-    numbers, start = [], 0
+    numbers, start, along = [], 0, np.eye(len(total), dtype=_INT64)[axis]
     for shape, value in zip(shapes, operands[:N], strict=True):
-        indices = jnp.asarray(array(value))
-        outside = jnp.any((indices < 0) | (indices >= np.asarray(shape)), -1, keepdims=True)
-        moved = indices.at[:, axis].add(start)
-        numbers.append(_numbered(jnp.where(outside, -1, moved), tuple(total)))
-        start = start + shape[axis]
-    joined = jnp.concatenate(numbers)
-    order = jnp.argsort(joined, stable=True)
+        indices = _indices(value)
+        xp = _library(indices)
+        outside = xp.any((indices < 0) | (indices >= np.asarray(shape)), -1, keepdims=True)
+        moved = xp.where(outside, np.int64(-1), indices + start * along)
+        numbers.append(_numbered(moved, tuple(total)))
+        start += shape[axis]
+    known = all(isinstance(n, np.ndarray) for n in numbers)
+    joined = (np if known else jnp).concatenate(numbers)
+    order = _library(joined).argsort(joined, stable=True)
     x = jnp.concatenate([array(v) for v in operands[N : 2 * N]])
     return [_places(joined[order], tuple(total)), x[order], pack_dims(total, _INT64)]
 
@@ -256,37 +271,39 @@ def _window(
 ) -> list[Array]:
     """The indices inside a box, relative to its corner, their values, and its shape."""
     moved = indices - np.asarray(start, _INT64)
-    keep = jnp.all((moved >= 0) & (moved < np.asarray(sizes, _INT64)), -1)
+    keep = _library(moved).all((moved >= 0) & (moved < np.asarray(sizes, _INT64)), -1)
     return [*_masked(keep, moved, values), np.asarray(sizes, _INT64)]
 
 
 @_folding_rule("SparseSlice")
 def _slice(
-    indices: Array, values: Value, shape: Ints, start: Ints, size: Ints, *, ctx: Context, node: Node
+    indices: Value, values: Array, shape: Ints, start: Ints, size: Ints, *, ctx: Context, node: Node
 ) -> list[Array]:
-    _note(ctx, node, values)
+    indices = _indices(indices)
+    _note(ctx, node, indices)
     sizes = [max(0, min(n - s, k)) for n, s, k in zip(shape, start, size, strict=True)]
-    return _window(indices, array(values), start, sizes)
+    return _window(indices, values, start, sizes)
 
 
 @_folding_rule("SparseSplit")
 def _split(
     axis: Int,
-    indices: Array,
-    values: Value,
+    indices: Value,
+    values: Array,
     shape: Ints,
     *,
     ctx: Context,
     node: Node,
     num_split: int,
 ) -> list[Array]:
-    _note(ctx, node, values)
+    indices = _indices(indices)
+    _note(ctx, node, indices)
     start, parts = [0] * len(shape), []
     for i in range(num_split):
         # The first parts are longer by one if they cannot all be equal.
         size = [*shape]
         size[axis] = shape[axis] // num_split + (i < shape[axis] % num_split)
-        parts.append(_window(indices, array(values), start, size))
+        parts.append(_window(indices, values, start, size))
         start = [*start]
         start[axis] += size[axis]
     return [part[k] for k in range(3) for part in parts]
@@ -302,10 +319,6 @@ def _union(indices: Sequence[Array], shape: Ints) -> tuple[Array, Array, Array]:
     joined = (np if known else jnp).concatenate(numbers)
     places, which = _distinct(joined, math.prod(shape))
     return places, which, joined < math.prod(shape)
-
-
-def _indices(value: Value) -> Array:
-    return value if isinstance(value, np.ndarray) else array(value)
 
 
 @_folding_rule("SparseAdd")
@@ -412,7 +425,7 @@ def _reduce(
     sizes = tuple(shape[i] for i in kept)
     limit = math.prod(sizes)
     inside = _numbered(indices, shape) < math.prod(shape)
-    xp = np if isinstance(indices, np.ndarray) else jnp
+    xp = _library(indices)
     numbers = xp.where(inside, _numbered(indices[:, kept], sizes), limit)
     distinct, which = _distinct(numbers, limit)
     _note(ctx, node, distinct)
@@ -432,24 +445,32 @@ def _reduce(
 
 @_folding_rule("SparseFillEmptyRows", "RaggedFillEmptyRows")
 def _fill_empty_rows(
-    indices: Array, values: Array, shape: Ints, default: Array, *, ctx: Context, node: Node
+    indices: Value, values: Array, shape: Ints, default: Array, *, ctx: Context, node: Node
 ) -> list[Array]:
     ragged = node.op.startswith("Ragged")
-    columns = lax.expand_dims(indices, (1,)) if ragged else indices
-    rows, size = shape[0], columns.shape[0]
-    padded(ctx, node, size + rows, "elements")
-    row = columns[:, 0]
-    empty = ~jnp.zeros(rows, bool).at[jnp.where(row < 0, rows, row)].set(True, mode="drop")
-    every = lax.iota(_INT64, rows)
+    rows = shape[0]
+    indices = _indices(indices)
+    xp = _library(indices) if isinstance(rows, int) else jnp
+    columns = indices[:, None] if ragged else indices
+    size = columns.shape[0]
+    row = xp.where(columns[:, 0] < 0, rows, columns[:, 0])
+    every = xp.arange(rows, dtype=_INT64)
+    ordered = xp.sort(row)
+    empty = xp.searchsorted(ordered, every) == xp.searchsorted(ordered, every, side="right")
     # Elements and defaults in row order; defaults of rows that have elements come last.
-    numbers = jnp.concatenate([jnp.where(row < 0, rows, row), jnp.where(empty, every, rows)])
-    order = jnp.argsort(numbers, stable=True)
-    fillers = jnp.zeros((rows, columns.shape[1]), _INT64).at[:, 0].set(every)
+    numbers = xp.concatenate([row, xp.where(empty, every, rows)])
+    order = xp.argsort(numbers, stable=True)
+    reverse = xp.argsort(order, stable=True)[:size].astype(_INT64)
     inside = numbers[order] < rows
-    filled = jnp.where(inside[:, None], jnp.concatenate([columns, fillers])[order], -1)
+    fillers = xp.stack([every, *[xp.zeros_like(every)] * (columns.shape[1] - 1)], -1)
+    filled = xp.where(inside[:, None], xp.concatenate([columns, fillers])[order], np.int64(-1))
     elements = jnp.concatenate([values, jnp.broadcast_to(default, (rows,))])[order]
-    reverse = jnp.zeros(size + rows, _INT64).at[order].set(lax.iota(_INT64, size + rows))[:size]
-    return [filled[:, 0] if ragged else filled, _or_zero(inside, elements), empty, reverse]
+    if isinstance(inside, np.ndarray):
+        filled, elements = filled[inside], elements[: np.count_nonzero(inside)]
+    else:
+        padded(ctx, node, size + rows, "elements")
+        elements = _or_zero(inside, elements)
+    return [filled[:, 0] if ragged else filled, elements, empty, reverse]
 
 
 @rule("SparseFillEmptyRowsGrad", "RaggedFillEmptyRowsGrad")

@@ -193,6 +193,48 @@ def test_ragged_rows_without_elements():
     check(fn, rows, values, np.float32(9), groups=[slice(0, 2)])
 
 
+_OF_KNOWN_PLACES = {
+    "SparseReorder": lambda i, v: R.SparseReorder(
+        input_indices=i, input_values=v, input_shape=[7, 5]
+    ),
+    "SparseSlice": lambda i, v: R.SparseSlice(
+        indices=i, values=v, shape=[7, 5], start=[1, 1], size=[5, 3]
+    ),
+    "SparseSplit": lambda i, v: R.SparseSplit(
+        split_dim=1, indices=i, values=v, shape=[7, 5], num_split=2
+    ),
+    "SparseConcat": lambda i, v: R.SparseConcat(
+        indices=[i, i], values=[v, v * 2], shapes=[[7, 5], [7, 5]], concat_dim=1
+    ),
+    "SparseFillEmptyRows": lambda i, v: R.SparseFillEmptyRows(
+        indices=i, values=v, dense_shape=[7, 5], default_value=v[0]
+    ),
+    "RaggedFillEmptyRows": lambda i, v: R.RaggedFillEmptyRows(
+        value_rowids=i[:, 0], values=v, nrows=7, default_value=v[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("op", _OF_KNOWN_PLACES)
+def test_known_places_are_not_padded(op):
+    places = np.array([[0, 3], [0, 1], [3, 2], [5, 4], [5, 0]])
+    if op in ("SparseSplit", "SparseConcat", "RaggedFillEmptyRows"):  # in order
+        places = places[np.lexsort(places.T[::-1])]
+    check(
+        lambda v: tf.nest.flatten(_OF_KNOWN_PLACES[op](places, v)),
+        np.arange(1, 6, dtype=np.float32),
+    )
+
+
+def test_lookup_of_known_ids_with_weights():
+    def fn(table, weights):
+        ids = tf.SparseTensor([[0, 0], [0, 2], [2, 1]], tf.constant([1, -1, 0], tf.int64), [4, 3])
+        weights = tf.SparseTensor(ids.indices, weights, ids.dense_shape)
+        return [tf.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner="sum")]
+
+    check(fn, *(G.normal(size=s).astype(np.float32) for s in ((5, 3), (3,))))
+
+
 @pytest.mark.parametrize("kind", ["Sum", "Mean", "SqrtN"])
 @pytest.mark.parametrize("known", [False, True])
 def test_gradients_of_rows(kind, known):
