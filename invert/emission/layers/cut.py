@@ -22,6 +22,7 @@ from invert._private.jax import names_of, open_jaxpr
 from invert.emission.layers.links import users_of
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import item, stem
+from invert.emission.python.nouns import LOOP_SCOPES
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.order import by_number
@@ -218,6 +219,11 @@ def cut(
     _connect(root, eqns, set(parameters))
     _own(root, owners, parameters)
     return _collapsed(root, alone)
+
+
+def names_outside(eqn: Eqn) -> Path:
+    """The name scopes of an equation of a loop's body as they were outside of the loop."""
+    return tuple(name for name in names_of(eqn) if name not in LOOP_SCOPES)
 
 
 def scope_of(eqn: Eqn) -> Path:
