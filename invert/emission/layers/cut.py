@@ -437,13 +437,30 @@ def _without_parameters(
         plain = eqn.primitive.name in _SHORT or not any(map(is_var, eqn.invars))
         if n <= len(scope) and n > len(base) and not plain:
             counts.setdefault(scope[:n], collections.Counter())[eqn.primitive.name] += 1
-    return {
+    found = {
         path
         for path, names in counts.items()
         if names.total() >= _LONG
         and len(names) > 1  # not a sum of many values
         and not any(p.fullmatch(path[-1]) for p in (_OP_SCOPE, _PLAIN_SCOPE))
     }
+    return {path for path in found if not _is_apart(eqns, scopes, path)}
+
+
+def _is_apart(eqns: Sequence[Eqn], scopes: Sequence[Path], path: Path) -> bool:
+    """Return whether a scope holds short calls of a function that have nothing in common.
+
+    A framework computes all calls of a method in one scope.
+    """
+    inside = [e for e, s in zip(eqns, scopes, strict=True) if s[: len(path)] == path]
+    groups: list[tuple[set[Atom], int]] = []
+    for eqn in inside:
+        known = {a for a in (*eqn.invars, *eqn.outvars) if is_var(a)}
+        near = [g for g in groups if not known.isdisjoint(g[0])]
+        groups = [g for g in groups if g not in near]
+        groups.append((known.union(*(g[0] for g in near)), 1 + sum(g[1] for g in near)))
+    sizes = {size for _, size in groups}
+    return len(groups) > 1 and len(sizes) == 1
 
 
 def _within(scope: Path, layers: set[Path]) -> Path:
