@@ -181,6 +181,21 @@ class A:
     assert source.split("class A")[0].count("lax.rev") == 0
 
 
+def test_strides_of_a_convolution_are_an_argument_where_they_differ() -> None:
+    def method(*strides: int) -> str:
+        call = _CONV.format("x", "w")
+        lines = [f"y_{i} = {call.replace('(1, 1)', f'({s}, {s})')}" for i, s in enumerate(strides)]
+        head = ["class A:", "    def __call__(self, x, w):"]
+        return "\n        ".join(["\n".join(head), *lines, "return y_0, y_1, y_2, y_3", ""])
+
+    source = _rewritten(method(1, 2, 1, 2))
+    assert "def conv(x: Array, kernel: Array, strides: tuple[int, ...]) -> Array:" in source
+    assert source.count("conv(x, w, (1, 1))") == source.count("conv(x, w, (2, 2))") == 2
+    alike = _rewritten(method(2, 2, 2, 2))
+    assert "def conv(x: Array, kernel: Array) -> Array:" in alike
+    assert alike.count("(2, 2)") == 1 and alike.count("conv(x, w)") == 4
+
+
 def test_numbers_are_sizes_only_where_arrays_are_reshaped() -> None:
     """Two heads are not the stride, and the heads of queries and keys share one function."""
 
