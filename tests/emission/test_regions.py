@@ -136,3 +136,29 @@ def test_calls_in_one_scope_with_nothing_in_common_are_told_apart() -> None:
     assert "def short" not in source and source.count("jnp.sin(") == 2
     model_: Any = module.model
     np.testing.assert_array_equal(model_(*args), module(*args))
+
+
+def test_blocks_of_products_that_attend_are_named_so() -> None:
+    own = {"q": ramp(4, 4), "k": ramp(4, 4), "v": ramp(4, 4), "norm": 1 + ramp(4)}
+    params = {name: {n: {"kernel": w} for n, w in own.items()} for name in ("first", "other")}
+
+    def attend(p: Any, x: Any) -> Any:
+        made = {}
+        for name in "qkv":
+            with jax.named_scope(name):
+                made[name] = x @ p[name]["kernel"]
+        weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", made["q"], made["k"]))
+        x = jnp.einsum("bqk,bkd->bqd", weights, made["v"])
+        with jax.named_scope("norm"):
+            scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-5)
+            return x * scale * p["norm"]["kernel"]
+
+    def model(params: Any, x: Any) -> Any:
+        for name, p in params.items():
+            with jax.named_scope(name):
+                x = attend(p, x)
+        return x
+
+    x = ramp(2, 3, 4)
+    source = recovered(with_params(model, params, x)).emit(loader=False).source
+    assert "class AttentionBlock(eqx.Module):" in source
