@@ -462,6 +462,7 @@ def test_a_kept_rule_is_named_after_what_it_computes(fn: Any, name: str) -> None
     module = invert.from_exported(jax.export.export(jax.jit(lambda x: rule(x)))(x))
     source = module.emit(loader=False).source
     assert f"def {name}(x):" in source and f"return {name}(x)" in source
+    assert "(x,) = primals" in source and "(x_dot,) = tangents" in source
     model: Any = module.model
     np.testing.assert_array_equal(model(x), fn(x))
     np.testing.assert_array_equal(jax.grad(lambda x: model(x).sum())(x), -np.ones_like(x))
