@@ -50,6 +50,9 @@ _SINUSOIDS = "SinusoidalEmbedding"
 _WAVES = re.compile(r"jnp\.concatenate\(\[jnp\.(sin\(.*, jnp\.cos|cos\(.*, jnp\.sin)\(")
 # The classes of products that an attention consists of.
 _LINEAR = ("Linear", "Dense", "EinsumDense", "DenseGeneral", "LinearGeneral", "AttentionOutput")
+_ATTENDS = re.compile(r"\b(softmax|dot_product_attention)\(")
+# Blocks of such products and other layers.
+_OF_PRODUCTS = tuple(f"{name}{_BLOCK}" for name in _LINEAR)
 # Squeeze-and-excitation: features scaled by a function of their means over the image.
 _SQUEEZE = re.compile(r"jnp\.mean\(x, axis=\(1, 2\), keepdims=True\)(.*\n)+ +return x \* ")
 _SQUEEZE_EXCITE = "SqueezeExcite"
@@ -279,7 +282,8 @@ def _names_for(cls: Class, kinds: Callable[[Node], str], *, model: str, keras: b
     if common and common.upper() != common and not common[-1].isdigit():
         return _said(common, kind, cls)
     ((most, _),) = counts.most_common(1)
-    return [kind or block or most]
+    attends = not kind and _ATTENDS.search(syntax.text_of(cls.definition))
+    return [f"{_ATTENTION}{_BLOCK}" if attends and block in _OF_PRODUCTS else kind or block or most]
 
 
 def _block(inner: Sequence[str], fields: Collection[str]) -> str:
@@ -334,7 +338,7 @@ def _kind(cls: Class, kinds: Callable[[Node], str], *, keras: bool) -> str:
     if inner:
         linear = all(name in _LINEAR for name in inner)
         products = sum(map(text.count, _PRODUCTS))
-        if linear and products and re.search(r"\b(softmax|dot_product_attention)\(", text):
+        if linear and products and _ATTENDS.search(text):
             return _ATTENTION
         if _SQUEEZE.search(text) and all(name in (*_LINEAR, "Conv") for name in inner):
             return _SQUEEZE_EXCITE

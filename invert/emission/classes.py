@@ -311,7 +311,8 @@ class Classes:
             if not alone and named and v not in named:
                 other = PLAIN  # the layer is known by its other results
             if not alone and own in ("h", "c"):
-                other = f"{hint}_{own}"  # the final state, beside other results
+                # Of a layer: the final state, beside other results.
+                other = own if hint == "h" else f"{hint}_{own}"
             if v in passed:
                 other = STREAM
             hints.append("state" if isinstance(v, StateVar) else other)

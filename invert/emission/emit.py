@@ -760,7 +760,7 @@ def _tidy(recovered: Recovered) -> Jaxpr:
             if eqn.primitive.name == "iota":  # of rows and of columns
                 return names_of(eqn), id(_consumer(eqn, graph))
             return id(eqn)  # a number in an array is cheap, and more readable at its use
-        path = loop_bodies.names_outside(eqn)
+        path = cut.names_outside(eqn)
         return next((path[:n] for n in range(len(path), 0, -1) if path[:n] in scopes), ())
 
     merged = with_common_scopes(traced_form.merged(strong, within=within), masks)

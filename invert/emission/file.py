@@ -262,7 +262,7 @@ class File(Writer):
             self.definitions.append(control_flow.forbidden(name, rule, len(sizes)))
             return
         forward = "" if is_jvp else self.names.new(f"{name}_forward")
-        derived = control_flow.rule_function(self, eqn, rule, name)
+        derived = control_flow.rule_function(self, eqn, rule, name, function.hints)
         more: list[str] = []
         self.with_dimensions(derived, open_jaxpr(rule).invars[:count], missing=more)
         if more := [size for size in more if size not in missing]:

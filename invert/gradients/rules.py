@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal
 
 import jax
@@ -15,6 +15,7 @@ from invert._private.jax import (
     consts_of,
     eval_closed,
     eval_jaxpr,
+    names_of,
     open_jaxpr,
     sub_jaxprs,
     trace_closed,
@@ -142,11 +143,48 @@ def _pull(region: MarkedRegion, backward: AnyJaxpr, x64: bool) -> JaxFunction:
 
 
 def plain_function(region: MarkedRegion, x64: bool) -> JaxFunction:
-    def recovered(*operands: Value) -> list[Value]:
+    """What a region computes, under a name for the text."""
+
+    def function(*operands: Value) -> list[Value]:
         with jax.enable_x64(x64):
             return eval_closed(region.forward, operands)
 
-    return recovered
+    function.__name__ = _name(region)
+    return function
+
+
+# What equations compute, where their primitives have other names.
+_NOUNS = {
+    "add": "sum", "sub": "difference", "mul": "product", "div": "quotient", "neg": "negative",
+    "max": "maximum", "min": "minimum", "integer_pow": "power", "pow": "power",
+    "logistic": "sigmoid", "select_n": "where", "dot_general": "product", "clamp": "clip",
+    "conv_general_dilated": "conv", "reduce_max": "maximum", "reduce_min": "minimum",
+    "reduce_sum": "sum", "reduce_prod": "product",
+}  # fmt: skip
+_STEPS = kinds.MOVES | kinds.CONVERSIONS | kinds.IDENTITIES
+_FEW = 2
+
+
+def _name(region: MarkedRegion) -> str:
+    """A name for what a region computes.
+
+    It is that of the only function which the region calls, of the name scope around it, or of the
+    last of few operations; otherwise `compute`.
+    """
+    steps = [e for e in region.eqns if e.primitive.name not in _STEPS]
+    if not steps:
+        return "identity"
+    if len(steps) > 1:
+        columns = zip(*map(names_of, steps), strict=False)
+        scope = [c[0] for c in takewhile(lambda c: len(set(c)) == 1, columns)]
+        if scope and scope[-1].isidentifier():
+            return scope[-1]
+    last = steps[-1]
+    name = _NOUNS.get(last.primitive.name, last.primitive.name)
+    if last.primitive.name == "jit":
+        name = str(last.params["name"]).strip("_")
+    plain = name.isidentifier() and len(steps) <= _FEW and len(region.results) == 1
+    return f"custom_{name}" if plain else "compute"
 
 
 def _custom_jvp(region: MarkedRegion, pull: JaxFunction, x64: bool) -> JaxFunction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import cast
 
 import numpy as np
@@ -19,17 +20,26 @@ _WRAPPERS = frozenset(
     """_where _take _flip _pad dynamic_index_in_dim dynamic_update_index_in_dim silu hard_silu
     hard_sigmoid identity clip""".split()
 )
+# A function without a name, which source need not have either.
+_ANONYMOUS = "<lambda>"
 
 
 def unwrapped(jaxpr: Jaxpr) -> Jaxpr:
-    """Inline calls of such wrappers, and compute numbers."""
+    """Inline calls of such wrappers and of functions without a name, and compute numbers."""
 
     def number(eqn: Eqn) -> Made | None:
         if _is_number(eqn):
             return [], [_converted(eqn)]
         return None if (case := _case(eqn)) is None else ([], [case])
 
-    return rewritten(with_inlined(jaxpr, _wrapped), number)
+    anonymous = [e for e in jaxpr.eqns if _is_call(e) and e.params["name"] == _ANONYMOUS]
+    calls = collections.Counter(id(e.params["jaxpr"]) for e in anonymous)
+
+    def called(eqn: Eqn) -> AnyJaxpr | None:
+        # A function that is called again is worth a name.
+        return _wrapped(eqn) if calls[id(eqn.params.get("jaxpr"))] < 2 else None
+
+    return rewritten(with_inlined(jaxpr, called), number)
 
 
 # `jnp.diagonal` has a branch for kernels of TPUs, in which no whole program runs.
@@ -42,11 +52,17 @@ def _wrapped(eqn: Eqn) -> AnyJaxpr | None:
         branch = eqn.params["branches"][-1]
         inner = unwrapped(open_jaxpr(branch))
         return close_like(branch, inner.replace(invars=[Var(eqn.invars[0].aval), *inner.invars]))
-    if eqn.primitive.name != "jit" or eqn.params["name"] not in _WRAPPERS:
+    if not _is_call(eqn) or eqn.params["name"] not in (*_WRAPPERS, _ANONYMOUS):
         return None
     inner = unwrapped(open_jaxpr(eqn.params["jaxpr"]))
-    inner = inner.replace(eqns=[with_names(e, names_of(eqn)) for e in inner.eqns])
+    own = eqn.params["name"] == _ANONYMOUS
+    scopes = [(*names_of(eqn), *(names_of(e) if own else ())) for e in inner.eqns]
+    inner = inner.replace(eqns=[with_names(e, s) for e, s in zip(inner.eqns, scopes, strict=True)])
     return close_like(eqn.params["jaxpr"], inner)
+
+
+def _is_call(eqn: Eqn) -> bool:
+    return eqn.primitive.name == "jit"
 
 
 _INDEX_OPS: dict[str, JaxFunction] = {

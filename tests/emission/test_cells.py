@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import invert
-from tests.emission.models import flax_model, recovered, with_params
+from tests.emission.models import flax_model, ramp, recovered, with_params
 from tests.emission.test_blocks import _arrays, _emitted
 
 
@@ -410,3 +410,29 @@ def test_masked_layers_in_both_directions_and_one_after_them(layer: str) -> None
         tokens[0, 2:] = 0
         assert np.array_equal(written(tokens), module(tokens))
         assert np.allclose(written(tokens), model(tokens), atol=1e-6)
+
+
+def test_layers_of_a_step_are_cut_along_their_scopes() -> None:
+    """What a layer computes after its last product is its own, although nothing else says so."""
+    w, u, out, x = ramp(4, 12), ramp(6, 12), ramp(6, 3), ramp(2, 5, 4)
+    params = {"cell": {"gru": {"w": w, "u": u}, "out": {"w": out}}}
+
+    def model(params: Any, x: Any) -> Any:
+        own = params["cell"]
+
+        def step(h: Any, x: Any) -> Any:
+            with jax.named_scope("cell"):
+                with jax.named_scope("gru"):
+                    z, new = jnp.split(x @ own["gru"]["w"] + h @ own["gru"]["u"], 2, axis=-1)
+                    z = jax.nn.sigmoid(z)
+                    h = (1 - z) * h + z * jnp.tanh(new)
+                with jax.named_scope("out"):
+                    return h, h @ own["out"]["w"]
+
+        return lax.scan(step, jnp.zeros((x.shape[0], 6)), _steps(x))[1]
+
+    module = recovered(with_params(model, params, x, batch="b"))
+    source = module.emit().source
+    assert "return (1.0 - x1) * h + x1 * jnp.tanh(x2)" in _class(source, "GRU")
+    assert "h = self.gru(x, h)\n" in source
+    np.testing.assert_array_equal(module.model(x), module(x))

@@ -181,6 +181,21 @@ class A:
     assert source.split("class A")[0].count("lax.rev") == 0
 
 
+def test_strides_of_a_convolution_are_an_argument_where_they_differ() -> None:
+    def method(*strides: int) -> str:
+        call = _CONV.format("x", "w")
+        lines = [f"y_{i} = {call.replace('(1, 1)', f'({s}, {s})')}" for i, s in enumerate(strides)]
+        head = ["class A:", "    def __call__(self, x, w):"]
+        return "\n        ".join(["\n".join(head), *lines, "return y_0, y_1, y_2, y_3", ""])
+
+    source = _rewritten(method(1, 2, 1, 2))
+    assert "def conv(x: Array, kernel: Array, strides: tuple[int, ...]) -> Array:" in source
+    assert source.count("conv(x, w, (1, 1))") == source.count("conv(x, w, (2, 2))") == 2
+    alike = _rewritten(method(2, 2, 2, 2))
+    assert "def conv(x: Array, kernel: Array) -> Array:" in alike
+    assert alike.count("(2, 2)") == 1 and alike.count("conv(x, w)") == 4
+
+
 def test_numbers_are_sizes_only_where_arrays_are_reshaped() -> None:
     """Two heads are not the stride, and the heads of queries and keys share one function."""
 
@@ -407,3 +422,47 @@ def test_a_branch_for_kernels_does_not_hide_the_diagonal() -> None:
     assert not emission.messages and "jax.jit" not in emission.source
     assert "jnp.diagonal(x) + jnp.diag(x)" in emission.source
     np.testing.assert_array_equal(np.asarray(result), 2 * x.diagonal())
+
+
+def test_a_function_without_a_name_is_written_in_place() -> None:
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    twice = jax.jit(lambda x: jnp.cos(x) * 3)
+
+    def run(x: Any) -> Any:
+        return jax.jit(lambda x: jnp.sin(x) * 2)(x) + twice(x) - twice(x + 1)
+
+    module = invert.from_exported(jax.export.export(jax.jit(run))(x))
+    source = module.emit(loader=False).source
+    assert "jnp.sin(x) * 2.0 + lambda_2(x)" in source
+    assert source.count("def lambda_") == source.count("jnp.cos(") == 1
+    model: Any = module.model
+    np.testing.assert_array_equal(model(x), module(x))
+
+
+def _reversed(x: Any) -> Any:
+    return jnp.sign(x)
+
+
+def _in_scope(x: Any) -> Any:
+    with jax.named_scope("soft_sign"):
+        return x / (1 + jnp.abs(x)) * 2
+
+
+def _long(x: Any) -> Any:
+    return jnp.sum(jnp.tanh(x) * x + 1, axis=-1, keepdims=True) + x
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"), [(_reversed, "custom_sign"), (_in_scope, "soft_sign"), (_long, "compute")]
+)
+def test_a_kept_rule_is_named_after_what_it_computes(fn: Any, name: str) -> None:
+    rule = jax.custom_vjp(fn)
+    rule.defvjp(lambda x: (fn(x), None), lambda _, g: (-g,))
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    module = invert.from_exported(jax.export.export(jax.jit(lambda x: rule(x)))(x))
+    source = module.emit(loader=False).source
+    assert f"def {name}(x):" in source and f"return {name}(x)" in source
+    assert "(x,) = primals" in source and "(x_dot,) = tangents" in source
+    model: Any = module.model
+    np.testing.assert_array_equal(model(x), fn(x))
+    np.testing.assert_array_equal(jax.grad(lambda x: model(x).sum())(x), -np.ones_like(x))

@@ -117,6 +117,26 @@ def test_an_update_or_lookup_is_written_as_indexing(
         np.testing.assert_array_equal(model(*own), fn(*map(jnp.asarray, own)))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap", "edge"])
+@pytest.mark.parametrize("widths", [((0, 0), (2, 1)), ((1, 2), (0, 3)), ((0, 0), (3, 0))])
+def test_a_border_of_elements_is_a_padding(mode: str, widths: tuple[Any, ...]) -> None:
+    exported = jax.export.export(jax.jit(lambda x: 2 * jnp.pad(x * x, widths, mode=mode)))(_X)
+    emission = invert.from_exported(exported).emit(loader=False)
+    assert f'return 2.0 * jnp.pad(x * x, {widths}, mode="{mode}")' in emission.source
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(_X), 2 * np.pad(_X * _X, widths, mode))  # type: ignore
+
+
+def test_other_borders_are_joined() -> None:
+    def run(x: Any) -> Any:
+        return jnp.concatenate([x[:, 1:3], x, x[:, ::-1][:, :1]], axis=1)
+
+    emission = invert.from_exported(jax.export.export(jax.jit(run))(_X)).emit(loader=False)
+    assert "jnp.pad" not in emission.source
+    model: Any = emission.model
+    np.testing.assert_array_equal(model(_X), run(_X))
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "scatter"),
     [

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import invert
-from tests.emission.models import assert_computes
+from tests.emission.models import assert_computes, ramp, recovered, with_params
 
 
 def _weights(shapes: Any) -> Any:
@@ -109,3 +109,56 @@ def test_gates_are_not_in_the_layer_behind_them() -> None:
     source = _emitted(apply, weights, np.random.default_rng(1).normal(size=(3, 6)).astype("f"))
     assert re.findall(r"^class (\w+)", source, re.MULTILINE)[0] == "Linear"
     assert source.count("self.kernel + self.bias") == 1  # the only class with a product
+
+
+def test_calls_in_one_scope_with_nothing_in_common_are_told_apart() -> None:
+    """Long ones are calls of one function, short ones are written where they are used."""
+    params = {"head": {"w": ramp(4, 5)}}
+
+    def law(x: Any) -> Any:
+        x = jnp.sign(x) * (jnp.log1p(255 * jnp.abs(x)) / 5.5)
+        x = jnp.tanh(x - jnp.mean(x, -1, keepdims=True))
+        return jnp.clip(x / (1 + jnp.max(x, -1, keepdims=True)), -1, 1)
+
+    def model(params: Any, x: Any, y: Any) -> Any:
+        with jax.named_scope("law"):
+            x, y = law(x), law(y)
+        with jax.named_scope("short"):
+            x, y = jnp.sin(x) * jnp.cos(x), jnp.sin(y) * jnp.cos(y)
+        with jax.named_scope("head"):
+            return (x + y[:, :4]) @ params["head"]["w"]
+
+    args = ramp(3, 4), ramp(3, 6)
+    module = recovered(with_params(model, params, *args))
+    source = module.emit(loader=False).source
+    assert len(re.findall(r"def \w*law\(x: [^,]*,?[^,]*\) -> ", source)) == 1
+    assert source.count("jnp.log1p(") == 1 and source.count("law(") == 3
+    assert "def short" not in source and source.count("jnp.sin(") == 2
+    model_: Any = module.model
+    np.testing.assert_array_equal(model_(*args), module(*args))
+
+
+def test_blocks_of_products_that_attend_are_named_so() -> None:
+    own = {"q": ramp(4, 4), "k": ramp(4, 4), "v": ramp(4, 4), "norm": 1 + ramp(4)}
+    params = {name: {n: {"kernel": w} for n, w in own.items()} for name in ("first", "other")}
+
+    def attend(p: Any, x: Any) -> Any:
+        made = {}
+        for name in "qkv":
+            with jax.named_scope(name):
+                made[name] = x @ p[name]["kernel"]
+        weights = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", made["q"], made["k"]))
+        x = jnp.einsum("bqk,bkd->bqd", weights, made["v"])
+        with jax.named_scope("norm"):
+            scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-5)
+            return x * scale * p["norm"]["kernel"]
+
+    def model(params: Any, x: Any) -> Any:
+        for name, p in params.items():
+            with jax.named_scope(name):
+                x = attend(p, x)
+        return x
+
+    x = ramp(2, 3, 4)
+    source = recovered(with_params(model, params, x)).emit(loader=False).source
+    assert "class AttentionBlock(eqx.Module):" in source

@@ -537,8 +537,10 @@ def structured(file: Writer, body: Body, eqn: Eqn) -> Placed | None:
     return _bound(file, body, eqn)
 
 
-def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> FunctionText:
-    """The rule of a function with a custom derivative.
+def rule_function(
+    file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str, hints: Sequence[str]
+) -> FunctionText:
+    """The rule of a function with a custom derivative, whose arguments are named by `hints`.
 
     For `jax.custom_jvp` it is `(primals, tangents) -> (results, tangents of results)`, for
     `jax.custom_vjp` the backward rule `(arguments, cotangents) -> cotangents of arguments`.
@@ -553,6 +555,9 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
     given = tuple(
         file.token(next(rest)) if is_differentiable(v.aval) else syntax.new_token() for v in moving
     )
+    parts = dict(zip(arguments, hints, strict=True))
+    if is_jvp:
+        parts |= {token: f"{hint}_dot" for token, hint in zip(given, hints, strict=True)}
     body = Body(file, jaxpr, constants_of(rule))
     values = body.run()
     results = values[: len(eqn.outvars)] if is_jvp else []
@@ -564,11 +569,11 @@ def rule_function(file: Writer, eqn: Eqn, rule: ClosedJaxpr, name: str) -> Funct
         value = syntax.tuple_of([syntax.one_or_tuple(results), syntax.one_or_tuple(derivatives)])
         return FunctionText(
             "", f"{name}_jvp", [arguments, given], ["primals", "tangents"], body.statements, value,
-            decorators=[syntax.name(f"{name}.defjvp")],
+            decorators=[syntax.name(f"{name}.defjvp")], parts=parts,
         )  # fmt: skip
     return FunctionText(
         "", f"{name}_backward", [arguments, given[0] if len(given) == 1 else given],
-        ["residuals", "cotangent"], body.statements, syntax.tuple_of(derivatives),
+        ["residuals", "cotangent"], body.statements, syntax.tuple_of(derivatives), parts=parts,
     )  # fmt: skip
 
 

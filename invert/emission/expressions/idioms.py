@@ -19,6 +19,7 @@ from invert.emission.expressions import (
     indexing,
     library,
     literals,
+    paddings,
     repeats,
 )
 from invert.emission.expressions.products import (
@@ -805,6 +806,7 @@ def _fixed_place(eqn: Eqn, graph: Graph) -> ast.expr | None:
 ROWS: Mapping[str, tuple[Row, ...]] = {
     **SIZES,
     "broadcast_in_dim": (_keepdims,),
+    "concatenate": (paddings.padded,),
     "conv_general_dilated": (_transposed_convolution,),
     "convert_element_type": (_size_value, _identity_matrix),
     "div": (

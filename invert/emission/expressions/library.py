@@ -287,6 +287,7 @@ HIDDEN = "hidden"
 _NOUNS = {
     "where": "y",
     "clip": "y",
+    "compute": "y",
     "take_along_axis": "selected",
     "fft": "spectrum",
     **dict.fromkeys(_ACTIVATIONS, HIDDEN),

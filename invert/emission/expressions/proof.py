@@ -16,7 +16,14 @@ import numpy as np
 from jax import lax
 
 from invert._errors import EmissionError, only_refusals, optional_step
-from invert._private.jax import REFUSALS, consts_of, eval_closed, open_jaxpr, trace_closed
+from invert._private.jax import (
+    REFUSALS,
+    consts_of,
+    dce,
+    eval_closed,
+    open_jaxpr,
+    trace_closed,
+)
 from invert._private.meshes import mesh_of_now
 from invert.emission.expressions import copies, helpers
 from invert.emission.python import load, syntax
@@ -91,9 +98,9 @@ class Prover:
             self.differentiates = outer
 
     def graph(self, traced: ClosedJaxpr) -> Graph:
-        """The use-def maps of a traced expression, made once."""
+        """The use-def maps of a traced expression without its dead code, made once."""
         if id(traced) not in self._graphs:
-            self._graphs[id(traced)] = traced, Graph(traced, consts_of(traced))
+            self._graphs[id(traced)] = traced, Graph(dce(open_jaxpr(traced)), consts_of(traced))
         return self._graphs[id(traced)][1]
 
     def traces(

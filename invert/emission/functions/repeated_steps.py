@@ -31,6 +31,7 @@ _MOST_ARGUMENTS = 3
 # The most pairs of steps that are compared.
 _MOST_PAIRS = 2000
 _MODULES = frozenset(("jax", "jnp", "lax", "np", "math"))
+_CONV = "lax.conv_general_dilated"
 # A function gets a name only if it is clear what it computes. For each: the calls that it contains,
 # those that it may contain, its name and its docstring.
 _KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
@@ -44,7 +45,7 @@ _KNOWN: tuple[tuple[frozenset[str], frozenset[str], str, str], ...] = (
         "rms_norm", "Divide by the root of the mean square.",
     ),
     (
-        frozenset(("lax.conv_general_dilated",)), frozenset(),
+        frozenset((_CONV,)), frozenset(),
         "conv", "Convolve images.",
     ),
 )  # fmt: skip
@@ -212,6 +213,8 @@ class _Place:
 
     def is_same(self, one: ast.expr, other: ast.expr) -> bool:
         """Return whether two names or fields are one value."""
+        if isinstance(one, ast.Tuple):
+            return one is other
         if isinstance(one, ast.Name) and isinstance(other, ast.Name):
             since = self.method.since
             return one.id == other.id and since[one] == since[other]
@@ -371,6 +374,13 @@ class _Pair:
                 if one != other or a.func in self.one.method.defined:
                     return False
                 return all(map(self._part, a.args, b.args)) and self._keywords(a, b)
+            case ast.Call(), ast.Call() if (one := _strides(a)) and (other := _strides(b)):
+                rest = [(x, y) for x, y in zip(a.args, b.args, strict=False) if x is not one]
+                if len(a.args) != len(b.args) or not all(itertools.starmap(self._part, rest)):
+                    return False
+                self.one.inputs.append(one)
+                self.other.inputs.append(other)
+                return self._keywords(a, b)
             case ast.Call(), ast.Call() if len(_reshaped_to(a)) == len(_reshaped_to(b)) > 0:
                 sizes = zip(_reshaped_to(a), _reshaped_to(b), strict=True)
                 return self._part(a.func, b.func) and all(itertools.starmap(self._size, sizes))
@@ -408,6 +418,19 @@ def _calls_layer(node: ast.AST) -> bool:
 def _may_be_given(node: ast.expr) -> bool:
     """Return whether an expression may be an argument: an array, not an axis or function."""
     return isinstance(node, ast.Name) or bool(field_of(node))
+
+
+def _kernel(node: ast.Call) -> list[ast.expr]:
+    """The kernel of a convolution."""
+    return node.args[1:2] if _callee(node) == _CONV else []
+
+
+def _strides(node: ast.AST) -> ast.Tuple | None:
+    """The strides of a convolution, if these are numbers."""
+    match node:
+        case ast.Call(args=[_, _, ast.Tuple() as strides, *_]) if _callee(node) == _CONV:
+            return strides if all(isinstance(n, ast.Constant) for n in strides.elts) else None
+    return None
 
 
 def rewrite(definitions: list[ast.stmt]) -> bool:
@@ -531,6 +554,7 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     first = places[0]
     kind = _kind(first)
     assert kind is not None  # as chosen
+    _keep_equal_strides(places)
     names = known_names(definitions)
     name = kind[0] if kind[0] not in names.taken else names.new(kind[0])
     parameters = _parameters(places)
@@ -544,7 +568,13 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     body = _body(first, given, parameters, _common_names(places), sizes)
     _inline(body)
     array = syntax.name("Array")
-    arguments = [syntax.argument(p, array) for p in parameters]
+    strides = syntax.item(
+        syntax.name("tuple"), syntax.tuple_of([syntax.name("int"), ast.Constant(...)])
+    )
+    arguments = [
+        syntax.argument(p, strides if isinstance(node, ast.Tuple) else array)
+        for node, p in zip(first.inputs, parameters, strict=True)
+    ]
     body = [syntax.docstring(kind[1]), *_readings(first, sizes, parameters), *body]
     function = syntax.function(name, arguments, body, returns=array)
     syntax.rename(function, _without_numbers(function))
@@ -558,6 +588,15 @@ def _outline(definitions: list[ast.stmt], places: Sequence[_Place]) -> None:
     definitions.insert(index, function)
 
 
+def _keep_equal_strides(places: Sequence[_Place]) -> None:
+    """Strides that all places have are no argument."""
+    for k in reversed(range(len(places[0].inputs))):
+        column = [p.inputs[k] for p in places]
+        if isinstance(column[0], ast.Tuple) and len({*map(ast.unparse, column)}) == 1:
+            for place in places:
+                del place.inputs[k]
+
+
 def _index(definitions: Sequence[ast.stmt], method: ast.FunctionDef) -> int:
     """The place of the class that has a method."""
     holds = (isinstance(d, ast.ClassDef) and method in d.body for d in definitions)
@@ -567,6 +606,7 @@ def _index(definitions: Sequence[ast.stmt], method: ast.FunctionDef) -> int:
 def _parameters(places: Sequence[_Place]) -> list[str]:
     """Argument names: shared by all places, else `x`, else the last word."""
     found: list[str] = []
+    kernels = [a for p in places if isinstance(p.node, ast.Call) for a in _kernel(p.node)]
     for column in zip(*(p.inputs for p in places), strict=True):
         own = [field_of(a) or stem(ast.unparse(a)) for a in column]
         # The kernels of an LSTM's gates may be `kernel_i` and `kernel_f`.
@@ -574,6 +614,10 @@ def _parameters(places: Sequence[_Place]) -> list[str]:
         fields = all(map(field_of, column))
         wanted = words.pop() if len(words) == 1 else "scale" if fields else STREAM
         wanted = STREAM if is_blank(wanted) else wanted
+        if isinstance(column[0], ast.Tuple):
+            wanted = "strides"
+        elif all(a in kernels for a in column):
+            wanted = "kernel"
         name, number = wanted, 2
         while name in found:
             name, number = f"{wanted}_{number}", number + 1

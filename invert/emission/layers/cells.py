@@ -23,6 +23,7 @@ from invert.emission.layers.cut import (
     cut,
     holds_part,
     layers_in,
+    names_outside,
     plain_name,
 )
 from invert.emission.python.naming import Names, stem
@@ -173,28 +174,32 @@ def _cell(layer: Layer, own: Sequence[Var], parameters: Mapping[Var, Path]) -> L
 
 
 def _cut(cell: Layer, body: Jaxpr, parameters: Mapping[Var, Path], units: Units) -> None:
-    """Make layers of a cell's parts, such as gates, by its parameter names."""
+    """Make layers of a cell's parts, such as gates, by its scopes or its parameter names."""
     shared = len(common_prefix(parameters[v][:-1] for v in cell.parameters))
     names = {v: parameters[v][shared:] for v in cell.parameters}
     if all(len(path) < 2 for path in names.values()):
         return
+    scopes = [names_outside(e) for e in cell.steps]
+    around_all = len(common_prefix(filter(None, scopes)))
     jaxpr = body.replace(
         constvars=[],
         invars=[*names, *cell.inputs],
         outvars=cell.outputs,
-        eqns=[with_names(e, ()) for e in cell.steps],
+        eqns=[with_names(e, s[around_all:]) for e, s in zip(cell.steps, scopes, strict=True)],
     )
     jaxpr = regions.scoped(jaxpr, names, lambda: units(jaxpr))
     root = cut(jaxpr, names, [], alone=False)
     cell.steps, cell.parameters, cell.children = root.steps, root.parameters, root.children
-    _put_under(cell, cell.path)
+    _put_inside(cell, cell)
 
 
-def _put_under(layer: Layer, path: Path) -> None:
-    """Set the paths of the layers inside a layer."""
+def _put_inside(layer: Layer, cell: Layer) -> None:
+    """Set the paths of the layers inside a layer, and the names of a cell's arguments there."""
     for inner in layers_in(layer):
-        inner.path = (*path, inner.path[-1])
-        _put_under(inner, inner.path)
+        inner.path = (*layer.path, inner.path[-1])
+        known = {v: name for v, name in cell.arguments.items() if v in inner.inputs}
+        inner.arguments = {**known, **inner.arguments}
+        _put_inside(inner, cell)
 
 
 def ends(

@@ -22,6 +22,7 @@ from invert._private.jax import names_of, open_jaxpr
 from invert.emission.layers.links import users_of
 from invert.emission.layers.native import Native
 from invert.emission.python.naming import item, stem
+from invert.emission.python.nouns import LOOP_SCOPES
 from invert.ir import kinds
 from invert.ir.graph import is_var
 from invert.ir.order import by_number
@@ -218,6 +219,11 @@ def cut(
     _connect(root, eqns, set(parameters))
     _own(root, owners, parameters)
     return _collapsed(root, alone)
+
+
+def names_outside(eqn: Eqn) -> Path:
+    """The name scopes of an equation of a loop's body as they were outside of the loop."""
+    return tuple(name for name in names_of(eqn) if name not in LOOP_SCOPES)
 
 
 def scope_of(eqn: Eqn) -> Path:
@@ -420,10 +426,11 @@ _LONG = 5
 _SHORT = kinds.LAYOUT | {"max", "reduce_max", "stop_gradient"}
 
 
-def _without_parameters(
-    eqns: Sequence[Eqn], scopes: Sequence[Path], layers: set[Path]
-) -> set[Path]:
-    """The scopes without parameters that have enough equations for a separate layer."""
+def _without_parameters(eqns: Sequence[Eqn], scopes: list[Path], layers: set[Path]) -> set[Path]:
+    """The scopes without parameters that have enough equations for a separate layer.
+
+    Changes those of calls that have nothing in common.
+    """
     base = common_prefix(s for s in scopes if s)
     counts: dict[Path, collections.Counter[str]] = {}
     for eqn, scope in zip(eqns, scopes, strict=True):
@@ -431,13 +438,43 @@ def _without_parameters(
         plain = eqn.primitive.name in _SHORT or not any(map(is_var, eqn.invars))
         if n <= len(scope) and n > len(base) and not plain:
             counts.setdefault(scope[:n], collections.Counter())[eqn.primitive.name] += 1
-    return {
+    found = {
         path
         for path, names in counts.items()
         if names.total() >= _LONG
         and len(names) > 1  # not a sum of many values
         and not any(p.fullmatch(path[-1]) for p in (_OP_SCOPE, _PLAIN_SCOPE))
     }
+    return found.union(*(_told_apart(eqns, scopes, path) for path in sorted(found))) - {
+        path for path in found if not any(s[: len(path)] == path for s in scopes)
+    }
+
+
+def _told_apart(eqns: Sequence[Eqn], scopes: list[Path], path: Path) -> set[Path]:
+    """Give calls of a function that have nothing in common scopes of their own; return these.
+
+    A framework computes all calls of a method in one scope. Short ones are left to the layer
+    around them.
+    """
+    groups: list[tuple[set[Atom], list[int]]] = []
+    for i, eqn in enumerate(eqns):
+        if scopes[i][: len(path)] != path:
+            continue
+        known = {a for a in (*eqn.invars, *eqn.outvars) if is_var(a)}
+        near = [g for g in groups if not known.isdisjoint(g[0])]
+        groups = [g for g in groups if g not in near]
+        groups.append((known.union(*(g[0] for g in near)), [i, *(n for g in near for n in g[1])]))
+    if len(groups) < 2 or len({len(members) for _, members in groups}) > 1:
+        return set()
+    found = set[Path]()
+    for number, (_, members) in enumerate(groups):
+        name = path[:-1]
+        if len(members) > 2 * _LONG:
+            name = (*name, item(path[-1], str(number)))
+            found.add(name)
+        for i in members:
+            scopes[i] = (*name, *scopes[i][len(path) :])
+    return found
 
 
 def _within(scope: Path, layers: set[Path]) -> Path:

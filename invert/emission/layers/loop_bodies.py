@@ -12,10 +12,9 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 
-from invert._private.jax import close_like, names_of, open_jaxpr, with_names
-from invert.emission.layers.cut import BODY, Layer, Path, layers_in
+from invert._private.jax import close_like, open_jaxpr, with_names
+from invert.emission.layers.cut import BODY, Layer, Path, layers_in, names_outside
 from invert.emission.layers.scans import copied
-from invert.emission.python import nouns
 from invert.ir import kinds
 from invert.ir.graph import is_var, read_by
 from invert.ir.jaxprs import names_in
@@ -89,11 +88,6 @@ def find(jaxpr: Jaxpr, parameters: Collection[Var]) -> list[LoopBody]:
             if body is not None:
                 found.append(body)
     return found
-
-
-def names_outside(eqn: Eqn) -> Path:
-    """The name scopes of an equation of a body as they were outside of the loop."""
-    return tuple(name for name in names_of(eqn) if name not in nouns.LOOP_SCOPES)
 
 
 def _consts(loop: Eqn) -> Sequence[Atom]:
