@@ -524,27 +524,30 @@ def _sliced(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _hoisted(eqn: Eqn) -> Made | None:
-    """A scan that closes over unchanged carries, as a traced `lax.scan` does.
+    """A scan that closes over unchanged carries and stacks no rows of its inputs again.
 
-    Derivatives bind the primitive, which keeps such a carry.
+    A traced `lax.scan` is such a loop. Derivatives bind the primitive, which keeps both.
     """
     if eqn.primitive.name != "scan":
         return None
     parts = ScanParts.of(eqn)
     body = open_jaxpr(parts.body)
     consts, carry, xs = parts.split(body.invars)
+    count = len(carry)
     kept = [body.outvars[i] is v for i, v in enumerate(carry)]
-    if not any(kept):
+    inputs = dict(zip(xs, parts.xs, strict=True))
+    stacked = [inputs.get(v) if is_var(v) else None for v in body.outvars[count:]]
+    forwarded = [a is not None for a in stacked]
+    if not any(kept) and not any(forwarded):
         return None
 
     def moved(values: Sequence[_A], of_consts: Sequence[_A], rest: Sequence[_A]) -> list[_A]:
         held = itertools.compress(values, kept)
         return [*of_consts, *held, *_others(values, kept), *rest]
 
-    count = len(carry)
     inner = body.replace(
         invars=moved(carry, consts, xs),
-        outvars=[*_others(body.outvars[:count], kept), *body.outvars[count:]],
+        outvars=[*_others(body.outvars[:count], kept), *_others(body.outvars[count:], forwarded)],
     )
     params = {
         **plain_params(eqn.params),
@@ -552,14 +555,14 @@ def _hoisted(eqn: Eqn) -> Made | None:
         "num_consts": len(consts) + sum(kept),
         "num_carry": count - sum(kept),
     }
-    outs = eqn.outvars[:count]
+    outs, rows = eqn.outvars[:count], eqn.outvars[count:]
     new = eqn.replace(
         invars=moved(parts.init, parts.consts, parts.xs),
-        outvars=[*_others(outs, kept), *eqn.outvars[count:]],
+        outvars=[*_others(outs, kept), *_others(rows, forwarded)],
         params=params,
     )
     starts = (a if k else v for a, v, k in zip(parts.init, outs, kept, strict=True))
-    return [new], [*starts, *eqn.outvars[count:]]
+    return [new], [*starts, *(v if a is None else a for a, v in zip(stacked, rows, strict=True))]
 
 
 def _others(values: Sequence[_A], left_out: Sequence[bool]) -> list[_A]:

@@ -84,6 +84,23 @@ def test_functions_with_other_derivatives_differ() -> None:
     assert not _same(with_rule(2.0), with_rule(3.0), X)
 
 
+def test_rows_of_an_input_that_a_scan_stacks_again_are_the_input() -> None:
+    # `lax.scan` does not stack `row`, but it does `row + 0`, whose normal form is `row`.
+    def stacked(n: Any) -> Any:
+        return lax.scan(lambda c, row: (c * row, (row + 0, c, row + 0)), 1, n, reverse=True)
+
+    def forwarded(n: Any) -> Any:
+        product, before = lax.scan(lambda c, row: (c * row, c), 1, n, reverse=True)
+        return product, (n, before, n)
+
+    def other(n: Any) -> Any:
+        product, before = lax.scan(lambda c, row: (c * row, c), 1, n, reverse=True)
+        return product, (n[::-1], before, n)
+
+    assert _same(stacked, forwarded, N)
+    assert not _same(stacked, other, N)
+
+
 def test_a_carry_that_a_scan_does_not_change_is_closed_over() -> None:
     def carried(x: jax.Array, w: jax.Array) -> jax.Array:
         def step(c: Any, row: jax.Array) -> Any:
