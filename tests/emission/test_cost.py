@@ -236,6 +236,6 @@ def test_starts_of_backward_passes_are_linear_in_branches(monkeypatch: pytest.Mo
     def branches(x: Any, *kernels: Any) -> Any:
         return sum(jnp.tanh(x @ kernel) for kernel in kernels)
 
-    program = jax.make_jaxpr(branches)(jnp.ones((2, 4)), *[jnp.ones((4, 4))] * 9)
+    program: Any = jax.make_jaxpr(branches)(jnp.ones((2, 4)), *[jnp.ones((4, 4))] * 9)
     assert not [*pullbacks.starts(Graph(program))]
     assert not walks
