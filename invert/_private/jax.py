@@ -775,13 +775,26 @@ def close_like(original: J, jaxpr: Jaxpr) -> J:
     return cast("J", jaxpr if is_open else JAXPRS[1](jaxpr, consts_of(original)))
 
 
+class _SourceContext(source_info_util.UserContextManager):
+    """Adds the source to an error as JAX does, but not where tracebacks are not filtered.
+
+    JAX compares each frame with files on disk, which takes milliseconds for each error.
+    """
+
+    __slots__ = ()
+
+    def __exit__(self, *error: Any) -> None:
+        unfiltered = config.traceback_filtering.value == "off"
+        super().__exit__(*((None, None, None) if unfiltered else error))
+
+
 @contextlib.contextmanager
 def context_of(eqn: Eqn) -> Iterator[None]:
     """Trace under an equation's name scopes, source and settings, on the current mesh."""
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     mesh = get_abstract_mesh()
-    with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+    with _SourceContext(info.traceback, name_stack=stack), eqn.ctx.manager:
         if get_abstract_mesh() == mesh:
             yield
             return

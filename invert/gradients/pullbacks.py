@@ -72,7 +72,6 @@ def _of_products(graph: Graph) -> Iterator[Start]:
         ]
         if not readers:
             continue
-        moved = {a for e in computed_from(eqn.outvars, graph.eqns) for a in e.outvars}
         before, _ = graph.needed(eqn.outvars)
         needed = {a for e in before for a in (*e.invars, *e.outvars) if is_var(a)}
         taken = set[Var]()
@@ -80,7 +79,6 @@ def _of_products(graph: Graph) -> Iterator[Start]:
             users = graph.users[v]
             if sub_jaxprs(eqn) and users and all(user in readers for user in users):
                 continue  # a loop saves it for the derivative
-            own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
             # One that is read with both operands comes first: layers may share one of them.
             later = collections.Counter(
                 c
@@ -88,6 +86,12 @@ def _of_products(graph: Graph) -> Iterator[Start]:
                 for c in filter(is_var, user.invars)
                 if _alike(c, v) and c not in needed and c not in taken
             )
+            if not later:
+                continue  # as in most models alone; the walks below are over the whole program
+            own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
+            moved = own
+            if len(eqn.outvars) > 1:
+                moved = {a for e in computed_from(eqn.outvars, graph.eqns) for a in e.outvars}
             for c in sorted(later, key=lambda c: (-later[c], c not in own)):
                 if c in moved or not any(map(is_product, graph.needed([c])[0])):
                     taken.add(c)

@@ -26,6 +26,7 @@ from invert._private.jax import (
     constants_as_arguments,
     consts_of,
     dce,
+    full_tracebacks,
     is_tracer,
     jvp_rule_of,
     open_jaxpr,
@@ -696,7 +697,7 @@ def rule_of(eqn: Eqn) -> ClosedJaxpr | str:
     the rule holds a value of a trace that has ended, as that of `expn` inside its own rule: JAX
     raises an error as soon as it is used.
     """
-    with _setting_of(eqn):
+    with _setting_of(eqn), full_tracebacks():  # the text of an error is read, not where it was
         try:
             rule = _traced_rule(eqn)
         except LookupError as error:

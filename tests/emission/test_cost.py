@@ -10,11 +10,15 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import pytest
+import tensorflow as tf
+from jax.experimental import jax2tf
 
 import invert
 from invert.emission import classes
 from invert.emission.classes import Classes
 from invert.emission.equinox_nn.weights import Weights
+from invert.gradients import pullbacks
+from invert.ir.graph import Graph, computed_from
 
 keras = pytest.importorskip("keras")
 
@@ -208,3 +212,30 @@ def test_texts_do_not_depend_on_what_is_copied(
     x = jnp.ones((3, 12)) / 7
     module = model()
     assert jnp.array_equal(eqx.filter_jit(module.model)(x), eqx.filter_jit(module)(x))
+
+
+def test_forbidden_derivatives_are_not_looked_up_on_disk() -> None:
+    forbidding = jax2tf.convert(lambda x: [jnp.sin(x), jnp.cos(x)], with_gradient=False)
+    module = invert.convert(tf.function(forbidding, autograph=False), jnp.ones(3))
+    profile = cProfile.Profile()
+    assert "forbids the derivative" in profile.runcall(module.emit).source
+    stats: Any = pstats.Stats(profile)
+    assert "filter_traceback" not in {name for _, _, name in stats.stats}
+
+
+def test_starts_of_backward_passes_are_linear_in_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that share an input are no sign of a backward pass; each walk is over all of it."""
+    walks: list[int] = []
+
+    def walked(values: Any, eqns: Any) -> Any:
+        walks.append(len(eqns))
+        return computed_from(values, eqns)
+
+    monkeypatch.setattr(pullbacks, "computed_from", walked)
+
+    def branches(x: Any, *kernels: Any) -> Any:
+        return sum(jnp.tanh(x @ kernel) for kernel in kernels)
+
+    program: Any = jax.make_jaxpr(branches)(jnp.ones((2, 4)), *[jnp.ones((4, 4))] * 9)
+    assert not [*pullbacks.starts(Graph(program))]
+    assert not walks

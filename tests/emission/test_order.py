@@ -331,3 +331,22 @@ def test_modules_of_one_class_have_their_fields_in_one_order() -> None:
     image = np.sin(ramp(3, 4))
     np.testing.assert_array_equal(module.model(image), module(image))
     np.testing.assert_allclose(module.model(image), model(image), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_passed_through_several_layers_are_in_order_of_use() -> None:
+    names = [f"w_{i}" for i in range(9)]
+    kernels = {name: {"kernel": ramp(3, 3) + i} for i, name in enumerate(("first", "second"))}
+    params = {**kernels, "shared": {n: np.cos(ramp(3) + i) for i, n in enumerate(names)}}
+
+    def model(p: Any, x: Any) -> Any:
+        for layer in kernels:
+            with jax.named_scope(layer):
+                x = jnp.tanh(x @ p[layer]["kernel"])
+                with jax.named_scope("inner"):
+                    for name in names:
+                        x = jnp.sin(x * p["shared"][name])
+                x = x + 1
+        return x
+
+    call = _call_of(_source(_written(model, params, ramp(2, 3))), "InnerBlock")
+    assert re.findall(r"(w_\d): ", call) == names

@@ -662,8 +662,8 @@ def _owners_of_unused(
     return found
 
 
-def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
-    """Turn parameters that a layer uses but does not own into arguments."""
+def _pass_down(layer: Layer, parameters: set[Var]) -> list[Var]:
+    """Turn parameters that a layer uses but does not own into arguments, in order of use."""
     needed: dict[Var, None] = {}
     for step in layer.steps:
         if isinstance(step, LayerCall):
@@ -675,7 +675,7 @@ def _pass_down(layer: Layer, parameters: set[Var]) -> set[Var]:
     foreign = [v for v in needed if v not in set(layer.parameters)]
     if layer.path:
         layer.inputs = [*layer.inputs, *foreign]
-    return set(foreign)
+    return foreign
 
 
 def _collapsed(root: Layer, whole: bool = True) -> Layer:

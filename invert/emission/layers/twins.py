@@ -390,11 +390,12 @@ class Twins:
         Layers without layers inside do not count, since they have nothing in common but their kind.
         """
         found: dict[Axis, set[Hashable]] = {}
+        sources = functools.cache(lambda source: dict(source.leaves()))
         for inner in node.walk():
             scaled = self._scaled.get(self.of.get(inner, _NONE))
             if inner is node or scaled is None or not (inner.nodes or is_block(inner)):
                 continue
-            known = dict(scaled.source.leaves())
+            known = sources(scaled.source)
             for path, v in inner.leaves():
                 for i, n in enumerate(v.aval.shape):
                     root = scaled.ties.root(scaled.ties.axis(known[path], i))
