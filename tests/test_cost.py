@@ -19,6 +19,7 @@ from invert import _verify
 from invert._entry import unique
 from invert._private import jax as private
 from invert.gradients import settle
+from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
 from invert.rewriting import driver, expansion
@@ -306,3 +307,22 @@ def test_gradients_of_lookups_are_proved_at_once(
     table, far = np.ones((9, 4), np.float32), np.array([0, 1, 2, 3, 99], np.int32)
     slope = jax.grad(lambda f: jnp.sum(module(f, far)))(table)
     assert np.any(np.asarray(slope)[8] != 0) == (mode == "clip")
+
+
+def test_a_function_is_differentiated_once_to_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    differentiated = counted(monkeypatch, MarkedRegion, "autodiff")
+
+    @jax.custom_jvp
+    def doubled(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2.0 * tangents[0]))
+
+    def steps(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, _: (jnp.tanh(doubled(x)), None), x, length=3)[0]
+
+    exported = jax.export.export(jax.jit(steps))(np.ones(3, np.float32))
+    (told,) = invert.from_exported(exported.serialize(vjp_order=1)).report.gradients
+    assert "kept as custom_jvp" in told  # after a proof, a search for checkpoints, and numbers
+    programs = [region.forward for region in differentiated]
+    assert len(programs) == len(set(map(id, programs)))

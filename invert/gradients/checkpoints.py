@@ -38,12 +38,12 @@ _COUNTED = frozenset(
 )
 
 
-def with_checkpoints(region: MarkedRegion, raw: AnyJaxpr) -> Iterator[MarkedRegion]:
+def with_checkpoints(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[MarkedRegion]:
     """Variants of `region` whose scans recompute their steps, if the gradient computes more."""
     names = names_in(open_jaxpr(raw))
     if names.isdisjoint(("scan", "while")) or "scan" not in names_in(open_jaxpr(region.forward)):
         return
-    if not _counts(raw) - _counts(_traced(region)):
+    if not _counts(raw) - _counts(region.traced_autodiff(x64)):
         return
     tried: list[collections.Counter[str]] = []
     for policy in _POLICIES:
@@ -51,17 +51,13 @@ def with_checkpoints(region: MarkedRegion, raw: AnyJaxpr) -> Iterator[MarkedRegi
         other = region.with_instead(_is_scan, run)
         if other is None:
             continue
-        traced = _traced(other)
+        traced = other.traced_autodiff(x64)
         # One that computes less cannot be the gradient, and a proof takes long. Where two policies
         # store the same, they recompute as much.
         every = collections.Counter(e.primitive.name for e in equations(open_jaxpr(traced)))
         if every not in tried and not _counts(raw) - _counts(traced):
             tried.append(every)
             yield other
-
-
-def _traced(region: MarkedRegion) -> AnyJaxpr:
-    return trace_closed(region.autodiff, *region.avals)
 
 
 def _counts(program: AnyJaxpr) -> collections.Counter[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,8 @@ class MarkedRegion:
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),
         ]
+        # Shared by its variants, which have other programs.
+        self._traced: dict[Hashable, ClosedJaxpr] = {}
 
     def _run_settled(
         self, settled: Mapping[Eqn, Replacement], values: Sequence[Value]
@@ -226,6 +228,22 @@ class MarkedRegion:
     def autodiff(self, *values: Value) -> list[Value]:
         """The gradient of the recovered program by automatic differentiation, at `avals`."""
         return self.autodiff_of(lambda *full: eval_closed(self.forward, full), values)
+
+    def traced_autodiff(self, x64: bool, held: Sequence[Var] = ()) -> ClosedJaxpr:
+        """`autodiff_over` as a program, traced with or without 64-bit types.
+
+        Differentiating a program with loops takes about as long as lowering its derivative.
+        """
+        key = self.forward, tuple(held), x64
+        if key not in self._traced:
+            run = functools.partial(self.autodiff_over, held)
+            with jax.enable_x64(x64):
+                self._traced[key] = trace_closed(run, *map(type_of, held), *self.avals)
+        return self._traced[key]
+
+    def forget_traces(self) -> None:
+        """Forget what `traced_autodiff` keeps: rules hold the region as long as their program."""
+        self._traced.clear()
 
     def autodiff_over(self, held: Sequence[Value], *values: Value) -> list[Value]:
         """As `autodiff`, with leading values for the constants `held`."""

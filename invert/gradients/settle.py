@@ -21,7 +21,15 @@ import numpy as np
 
 from invert._config import Config
 from invert._errors import InvertError, in_short, only_refusals
-from invert._private.jax import consts_of, dce, eval_context, open_jaxpr, rename, trace_closed
+from invert._private.jax import (
+    consts_of,
+    dce,
+    eval_closed,
+    eval_context,
+    open_jaxpr,
+    rename,
+    trace_closed,
+)
 from invert.gradients.bounds import with_bounds
 from invert.gradients.cache import GradientCache, without_rules_in_loops
 from invert.gradients.checkpoints import with_checkpoints
@@ -128,6 +136,10 @@ def plain(closed: J) -> J:
         return dce(rename(jaxpr.replace(eqns=eqns), names)) if names else jaxpr
 
     return jaxprs.map_jaxprs(closed, visit)
+
+
+def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
+    return eval_closed(program, values)
 
 
 def _keeps_apart(eqn: Eqn) -> bool:
@@ -290,6 +302,7 @@ class GradientResolver:
         except InvertError as error:
             return self._lose(gradient, f"the gradient cannot be raised: {error}", eqn)
         rule = self._first(region, raw)
+        region.forget_traces()
         if self.order > 1 or not gradient.compares_nested or self.config.custom_gradients == "keep":
             return rule
         # Stops and other changes are part of what is differentiated again.
@@ -413,7 +426,7 @@ class GradientResolver:
         for variant in variants:
             try:
                 with only_refusals(), jax.enable_x64(self.x64):
-                    candidates = list(with_checkpoints(variant.region, raw))
+                    candidates = list(with_checkpoints(variant.region, raw, self.x64))
             except FAILURES:
                 return None
             for candidate in candidates:
@@ -613,5 +626,5 @@ class GradientResolver:
     def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
-        run = functools.partial(region.autodiff_over, large)
+        run = functools.partial(_evaluated, region.traced_autodiff(x64, large))
         return raised_again(run, avals, platform=self.platform, x64=x64)
