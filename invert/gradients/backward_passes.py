@@ -261,7 +261,7 @@ class _Apart:
             if is_alone and _type(v) in map(_type, own):
                 moved.add(v)
                 last = dict.fromkeys(a for a in last if a not in own) | {v: None}
-        results = (v for v in graph.jaxpr.outvars if v in made)
+        results = (v for v in graph.jaxpr.outvars if is_var(v) and v in made)
         makers = dict.fromkeys(graph.makers([*results, *last]))
         return cls(graph, [v for e in makers if e not in ending for v in e.outvars])
 
@@ -391,7 +391,7 @@ class _Search:
         moved = {*computed_from(found.moving, self.needed)}
         own = {v for e in self.needed for v in e.outvars}
         rest = [e for e in found.program.eqns if own.isdisjoint(e.outvars)]
-        read = {*read_by(rest), *found.program.outvars}
+        read = {*read_by(rest), *filter(is_var, found.program.outvars)}
         fixed = {v for e in self.needed if e not in moved for v in e.outvars}
         shared, _ = self.graph.needed(read & fixed)
         return len(self.needed) - len(moved) - len(shared)

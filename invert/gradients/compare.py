@@ -50,22 +50,7 @@ def once(function: JaxFunction) -> JaxFunction:
 
     Rounding may differ, but comparisons allow for that anyway.
     """
-    return jax.jit(function, compiler_options=_fast_compilation())
-
-
-@functools.cache
-def _fast_compilation() -> dict[str, bool | int]:
-    """Options of XLA that make compilation fast, as far as this jaxlib knows them."""
-    options: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
-    # Its emitters of fused loops compile each through MLIR, in twice the time (jaxlib 0.10; later
-    # ones have no such option).
-    without = {**options, "xla_cpu_use_fusion_emitters": False}
-    try:
-        with on_cpu():
-            jax.jit(lambda: 0, compiler_options=without).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return options
-    return without
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def differences(

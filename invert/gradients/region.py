@@ -100,7 +100,7 @@ class MarkedRegion:
             *(type_of(v) for v in (*self.outside, *self.inputs)),
             *(type_of(v) for v in self.numbers),
         ]
-        # Shared by its variants, which have other programs.
+        # Shared by its variants, which have other programs or sizes.
         self._traced: dict[Hashable, ClosedJaxpr] = {}
 
     def _run_settled(
@@ -234,7 +234,7 @@ class MarkedRegion:
 
         Differentiating a program with loops takes about as long as lowering its derivative.
         """
-        key = self.forward, tuple(held), x64
+        key = self.forward, (*held, *self.avals), x64
         if key not in self._traced:
             run = functools.partial(self.autodiff_over, held)
             with jax.enable_x64(x64):

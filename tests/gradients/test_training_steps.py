@@ -261,3 +261,21 @@ def test_a_maximum_that_the_author_differentiates() -> None:
         np.testing.assert_array_equal(
             jax.grad(lambda x, f=f: f(x).sum())(x), jax.grad(lambda x: centred(x).sum())(x)
         )
+
+
+def test_results_that_are_numbers() -> None:
+    """A step that reports a constant, such as its learning rate, beside what it computes."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    def step(w: jax.Array, v: jax.Array, x: jax.Array) -> tuple[Any, ...]:
+        w = w - 0.1 * jax.grad(loss)(w, x)
+        change = jax.grad(lambda v: loss(v, x @ w @ w.T))(v)
+        return w, v - 0.1 * change, 0.1, 3
+
+    args = (np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32), np.ones((4, 3), np.float32))
+    module = invert.from_exported(jax.export.export(jax.jit(step))(*args))
+    assert module.source  # a defect is an error in the tests
+    for got, want in zip(module(*args), jax.jit(step)(*args), strict=True):
+        np.testing.assert_array_equal(got, want)
