@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from invert import _containers, patterns
 from invert._config import Config
-from invert._entry import EntryPoint
+from invert._entry import EntryPoint, Param
 from invert._errors import InvertError, MalformedModelError, MeshError, SignatureError
 from invert._pipeline import recover
 from invert._private.tensorflow import TfObject
@@ -258,12 +258,13 @@ def convert_graphdef(
 
     **Arguments:**
 
-    - `graph_def`: the `GraphDef` proto or its bytes.
+    - `graph_def`: the `GraphDef` proto or its bytes; or the path of a file with it, or of the
+        `.meta` file of a TensorFlow 1 checkpoint, whose variables are then read, too.
     - `inputs`: names of the tensors to feed (`"x:0"`), in the order of the arguments; or a mapping
         from argument names to them.
     - `outputs`: names of the tensors to return. For one, the result is an array; for several, a
         tuple; for a mapping, a dictionary.
-    - `variables`: values of the graph's variables, by name.
+    - `variables`: values of the graph's variables, by name; they replace those of a checkpoint.
 
     **Returns:** a `Module`.
 
@@ -273,17 +274,19 @@ def convert_graphdef(
     ??? example
 
         ```python
-        from pathlib import Path
-
         import invert
 
-        graph = Path("frozen.pb").read_bytes()
-        module = invert.convert_graphdef(graph, inputs=["x:0"], outputs={"out": "y:0"})
+        module = invert.convert_graphdef("frozen.pb", inputs=["x:0"], outputs={"out": "y:0"})
         ```
     """
-    from invert.frontends import graphdef
+    from invert.frontends import graph_file, graphdef
 
-    entry = graphdef.entry_point(graph_def, inputs, outputs, variables=variables, config=config)
+    stored: Mapping[str, Param] = {}
+    if isinstance(graph_def, str | os.PathLike):
+        graph_def, stored = graph_file.read(Path(graph_def))
+    entry = graphdef.entry_point(
+        graph_def, inputs, outputs, variables=variables, stored=stored, config=config
+    )
     return from_entry(entry, config)
 
 

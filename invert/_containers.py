@@ -29,6 +29,16 @@ NAMES: dict[Kind, str] = {
 _MLIR = b"ML\xefR"
 _NODES = b"\n"  # the tag of the first field of a GraphDef, and a line break in text
 _FUNCTION = b"func.func"  # in MLIR, only as text
+# Texts that are no models, by suffix, and remedies.
+_TEXTS = {
+    ".json": ("JSON; a configuration of Keras holds no weights", "Save the model as `.keras`."),
+    ".pbtxt": (
+        "a graph as text, which is not read",
+        "Load it with TensorFlow, and write it with `as_text=False`.",
+    ),
+}
+# The most outputs of a graph that an error names.
+_MOST_NAMES = 5
 _ZIP = b"PK\x03\x04"
 _HDF5 = b"\x89HDF"
 _HDF5_MODEL = b"model_config"  # the attribute that holds a model, apart from its weights
@@ -73,18 +83,22 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
         )
     if data.startswith(_HDF5):
         return "keras"
+    if place.suffix == ".meta":
+        return "graph"
     if place.suffix == ".pb":
         return "stablehlo" if place.name.endswith(".hlo.pb") and not named else "graph"
     if named and data.startswith(_NODES) and _FUNCTION not in data:
         return "graph"
     if _MLIR in data:
         return "exported"
+    if place.suffix in _TEXTS:
+        raise MalformedModelError(f"{place} is {_TEXTS[place.suffix][0]}", _TEXTS[place.suffix][1])
     if _is_text(data):
         return "stablehlo"
     raise MalformedModelError(
         f"{place} is not a model of a known format",
-        remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras "
-        "or .h5 file, a GraphDef (.pb), StableHLO as text or bytecode, or a jax.export artifact.",
+        remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras or .h5 "
+        "file, a graph (.pb or .meta), StableHLO as text or bytecode, or a jax.export artifact.",
     )
 
 
@@ -115,9 +129,14 @@ def entry_points(
     has no such function.
     """
     if kind == "graph":
+        from invert.frontends import graph_file, graphdef
+
+        inputs, outputs = graphdef.ends(graph_file.read(place)[0])
+        some = ", ".join(map(repr, outputs[:_MOST_NAMES]))
         raise SignatureError(
             "it is a graph, which does not name its inputs and outputs",
-            remedy="Use invert.convert_graphdef with their names.",
+            remedy="Use invert.convert_graphdef with their names. Its placeholders are "
+            f"{', '.join(map(repr, inputs)) or 'none'}; nothing in it uses {some or 'none'}.",
         )
     if kind == "stablehlo":
         from invert.frontends import stablehlo

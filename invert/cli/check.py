@@ -231,7 +231,7 @@ def _original(model: Model, name: str) -> original.Original | None:
     if model.kind == "keras":
         return original.of_keras(model.path)
     if model.kind == "graph":
-        return original.of_graph(model.path.read_bytes(), model.inputs, model.outputs)
+        return original.of_graph(model.path, model.inputs, model.outputs)
     return original.of_exported(model.path.read_bytes()) if model.kind == "exported" else None
 
 

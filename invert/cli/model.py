@@ -77,7 +77,7 @@ class Model:
         if self.kind != "graph":
             return _api.load(self.path, signature=self.signature, config=config)
         inputs, outputs = self._tensors(guess=False)
-        return _api.convert_graphdef(self.path.read_bytes(), inputs, outputs, config=config)
+        return _api.convert_graphdef(self.path, inputs, outputs, config=config)
 
     def arguments(self) -> list[str]:
         """The names of the arguments of all its functions.
@@ -107,11 +107,13 @@ class Model:
             others = [name for name in entries if name not in names]
             return {name: lambda name=name: entries[name] for name in names}, others
         if self.kind == "graph":
-            from invert.frontends import graphdef
+            from invert.frontends import graph_file, graphdef
 
             inputs, outputs = self._tensors(guess=True)
-            data = self.path.read_bytes()
-            entry = graphdef.entry_point(data, inputs, outputs, config=config, strict=False)
+            graph, stored = graph_file.read(self.path)
+            entry = graphdef.entry_point(
+                graph, inputs, outputs, stored=stored, config=config, strict=False
+            )
             return {entry.name: lambda: entry}, ()
         points = _containers.entry_points(
             self.path, self.kind, config, signature=self.signature, strict=False
@@ -125,9 +127,9 @@ class Model:
         """
         if self.inputs and self.outputs:
             return self.inputs, self.outputs
-        from invert.frontends import graphdef
+        from invert.frontends import graph_file, graphdef
 
-        inputs, outputs = graphdef.ends(self.path.read_bytes())
+        inputs, outputs = graphdef.ends(graph_file.read(self.path)[0])
         if not guess or not outputs:
             raise SignatureError(
                 f"{self.path} is a graph, which does not name its inputs and outputs",

@@ -14,10 +14,9 @@ from invert.frontends.graph_entry import graph_entry, without_text
 from invert.frontends.signature import Signature, numbered
 from invert.frontends.weights import check_mapping
 from invert.ir.types import Tree
-from invert.protos.messages import own
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, decode_shape, is_type, value_type
-from invert.protos.types import GraphDef, NodeDef
+from invert.protos.types import NodeDef
 from invert.tf.graph.check import parse_tensor
 from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
@@ -33,12 +32,16 @@ def entry_point(
     outputs: Sequence[str] | Mapping[str, str],
     *,
     variables: Mapping[str, np.ndarray] | None = None,
+    stored: Mapping[str, Param] | None = None,
     config: Config,
     strict: bool = True,
 ) -> EntryPoint:
     """The entry point of a graph; see `invert.convert_graphdef`.
 
-    `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
+    **Arguments:**
+
+    - `stored`: the variables of a checkpoint, which count where `variables` has none.
+    - `strict`: whether ops that cannot be raised are an error; otherwise they are its `problems`.
 
     **Raises:** `MalformedModelError`, `SignatureError`, `UnsupportedOpError`,
         `MissingDependencyError`.
@@ -83,7 +86,10 @@ def entry_point(
         name="graph",
         source="GraphDef",
         problems=problems,
-        variables={n: Param(n, np.asarray(v)) for n, v in variables.items()},
+        variables={
+            **(stored or {}),
+            **{n: Param(n, np.asarray(v)) for n, v in variables.items()},
+        },
     )
 
 
@@ -92,7 +98,7 @@ def ends(graph_def: object) -> tuple[list[str], list[str]]:
 
     **Raises:** `MalformedModelError` if the bytes are not a graph.
     """
-    nodes = read(graph_def).node
+    nodes = Library.of(graph_def).graph.node
     used = {i.lstrip("^").partition(":")[0] for n in nodes for i in n.input}
     inputs = [n.name for n in nodes if n.op == "Placeholder"]
     outputs = [n.name for n in nodes if n.name not in used and n.op not in ("Placeholder", "NoOp")]
@@ -102,14 +108,6 @@ def ends(graph_def: object) -> tuple[list[str], list[str]]:
 def full(tensor: str) -> str:
     """`x:0` for `x`."""
     return tensor if ":" in tensor else f"{tensor}:0"
-
-
-def read(graph_def: object) -> GraphDef:
-    """The `GraphDef` from bytes, or from a message of TensorFlow.
-
-    **Raises:** `MalformedModelError` if the bytes are not a graph.
-    """
-    return own(graph_def, GraphDef, "the graph")
 
 
 def _check_names(library: Library, what: str, given: object) -> None:

@@ -43,12 +43,15 @@ def of_keras(path: str | os.PathLike[str]) -> Original:
     return _TensorFlow(lambda x: model(x, training=False))
 
 
-def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Original:
+def of_graph(place: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Original:
     """A bare graph as a function between these tensors."""
-    from invert.frontends.graphdef import full, read
+    from invert.frontends.graphdef import full
 
     tf = import_tensorflow()
-    graph_def = tf.compat.v1.GraphDef.FromString(read(data).SerializeToString())
+    if place.suffix == ".meta":
+        graph_def = _frozen(place, [name.partition(":")[0] for name in outputs])
+    else:
+        graph_def = tf.compat.v1.GraphDef.FromString(place.read_bytes())
     wrapped = tf.compat.v1.wrap_function(
         lambda: tf.graph_util.import_graph_def(graph_def, name=""), []
     )
@@ -57,6 +60,14 @@ def of_graph(data: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Orig
         [graph.as_graph_element(full(n)) for n in names] for names in (inputs, outputs)
     )
     return _TensorFlow(wrapped.prune(fed, returned))
+
+
+def _frozen(meta: Path, nodes: Sequence[str]) -> TfObject:
+    """The graph of a TensorFlow 1 checkpoint, with its variables as constants."""
+    v1 = import_tensorflow().compat.v1
+    with v1.Graph().as_default() as graph, v1.Session() as session:
+        v1.train.import_meta_graph(str(meta)).restore(session, str(meta.with_suffix("")))
+        return v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), nodes)
 
 
 def of_exported(data: bytes) -> Original:

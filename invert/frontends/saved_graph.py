@@ -40,7 +40,7 @@ from invert.tf.graph.library import Library
 from invert.tf.interpreter.analysis import Analysis
 from invert.tf.interpreter.graph import Graph
 
-_VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
+VARIABLES = frozenset(("VarHandleOp", "Variable", "VariableV2"))
 _ASSIGNS = frozenset(("Assign", "AssignVariableOp"))
 # Signatures that TensorFlow itself adds, for loading and training.
 _INTERNAL = "__saved_model_"
@@ -75,7 +75,7 @@ def readers(
             op_def=op_def,
             read_gradient=gradients.read,
         )
-        wanted = [n for n in Analysis(program).nodes if n.op in _VARIABLES]
+        wanted = [n for n in Analysis(program).nodes if n.op in VARIABLES]
         return function_entry(
             program,
             arguments,
@@ -195,6 +195,17 @@ def _tensors(info: TensorInfo, where: str) -> tuple[Tree, list[tuple[str, int]]]
 _INT64 = 9
 
 
+def variables_of(
+    meta: MetaGraphDef, library: Library, files: Files, place: Path
+) -> dict[str, Param]:
+    """The variables of a graph that the checkpoint among `files` holds, by the names in its nodes.
+
+    **Raises:** `MalformedModelError`, `UnsupportedOpError`.
+    """
+    nodes = {n.name for n in library.graph.node if n.op in VARIABLES}
+    return _Variables(meta, library, files, place).params(nodes)
+
+
 class _Variables:
     """The variables of a graph: names, values, and whether they are trained."""
 
@@ -286,7 +297,7 @@ class _Variables:
                 target = self._nodes.get(handle)
                 if (
                     target is not None
-                    and target.op in _VARIABLES
+                    and target.op in VARIABLES
                     and origin is not None
                     and origin.op == "RestoreV2"
                 ):

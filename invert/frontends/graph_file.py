@@ -1,0 +1,53 @@
+"""Reads files of bare graphs: frozen ones, and those that TensorFlow 1 wrote with a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from invert._entry import Param
+from invert._errors import MalformedModelError
+from invert._files import content_of
+from invert.frontends import saved_graph
+from invert.frontends.folder import Files
+from invert.protos.messages import parse
+from invert.protos.types import MetaGraphDef
+from invert.tf.graph.library import Library
+
+
+def read(place: Path) -> tuple[Library, Mapping[str, Param]]:
+    """The graph of a file and its variables, by the names in its nodes.
+
+    **Arguments:**
+
+    - `place`: a `GraphDef`, or the `.meta` file that `tf.compat.v1.train.Saver` writes beside the
+        checkpoint of the same name. A graph without variables needs no checkpoint.
+
+    **Raises:** `MalformedModelError`.
+    """
+    data = content_of(place)
+    if place.suffix != ".meta":
+        return Library.of(data), {}
+    meta = parse(MetaGraphDef, data, f"{place}")
+    library = Library.of(meta.graph_def)
+    files = _checkpoint_of(place)
+    if not any(node.op in saved_graph.VARIABLES for node in library.graph.node):
+        return library, {}
+    if not files.found:
+        raise MalformedModelError(
+            f"{place.with_suffix('.index')} does not exist, and so the variables have no values",
+            remedy="Copy the .index and .data files of the checkpoint beside it.",
+        )
+    return library, saved_graph.variables_of(meta, library, files, place)
+
+
+def _checkpoint_of(place: Path) -> Files:
+    """The files of the checkpoint of a `.meta` file, as those of a SavedModel's variables."""
+    kinds = re.compile(re.escape(place.stem) + r"(\.index|\.data-\d{5}-of-\d{5})")
+    found = {
+        PurePosixPath("variables", f"variables{match[1]}"): file.resolve()
+        for file in sorted(place.parent.iterdir())
+        if (match := kinds.fullmatch(file.name))
+    }
+    return Files(found, [])
