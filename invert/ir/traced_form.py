@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from invert._private.jax import (
+    DropVar,
     ShapedArray,
     by_jaxpr,
     close_like,
@@ -124,7 +125,9 @@ def _normalized(closed: J, depth: int) -> J | None:
         axes = map_equations(narrow, _as_change_of_axes)
         narrow = strong(map_jaxprs(axes, with_axes_after_operations))
     simple = merged(map_jaxprs(narrow, _sliced))
-    once = with_each_operand_once(simple)
+    once = with_each_operand_once(
+        map_jaxprs(simple, lambda j: rewritten(j, _with_each_result_once))
+    )
     # Equal constants, such as those of a call that is written twice, are one operand only now.
     new = map_jaxprs(once if once is simple else merged(once), one)
     new = map_jaxprs(new, lambda jaxpr: _with_ordered_results(_with_ordered_sums(jaxpr)))
@@ -522,6 +525,33 @@ def _sliced(jaxpr: Jaxpr) -> Jaxpr:
         return in_place_of(eqn, [x], rows)
 
     return replaced(jaxpr, sliced)
+
+
+def _with_each_result_once(eqn: Eqn) -> Made | None:
+    """A call that returns no value twice, and none of its arguments.
+
+    What its derivative saves may be computed twice, or be the conversion of a number that text
+    writes as a Python float, and is an argument here.
+    """
+    if eqn.primitive.name != "jit":
+        return None
+    inner = open_jaxpr(eqn.params["jaxpr"])
+    known: dict[Var, Atom] = dict(zip(inner.invars, eqn.invars, strict=True))
+    results: list[Atom] = []
+    for v, out in zip(inner.outvars, eqn.outvars, strict=True):
+        if is_var(v) and (v in known or not isinstance(out, DropVar)):
+            results.append(known.setdefault(v, out))
+        else:
+            results.append(out)
+    own = [i for i, (v, a) in enumerate(zip(eqn.outvars, results, strict=True)) if a is v]
+    if len(own) == len(results):
+        return None
+    jaxpr = returning(eqn.params["jaxpr"], own)
+    params = {**eqn.params, "jaxpr": jaxpr}
+    for name in ("out_shardings", "out_layouts"):
+        params[name] = tuple(eqn.params[name][i] for i in own)
+    new = eqn.replace(params=params, outvars=[eqn.outvars[i] for i in own])
+    return [new], results
 
 
 def _hoisted(eqn: Eqn) -> Made | None:

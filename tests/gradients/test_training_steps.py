@@ -279,3 +279,19 @@ def test_results_that_are_numbers() -> None:
     assert module.source  # a defect is an error in the tests
     for got, want in zip(module(*args), jax.jit(step)(*args), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "celu"])
+def test_activations_with_a_number(name: str) -> None:
+    """Their derivatives save what they convert the number to, and a condition twice."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, slope = jax.value_and_grad(lambda w: jnp.mean(getattr(jax.nn, name)(x @ w, 0.3) @ w))(
+            w
+        )
+        return loss, w - 0.1 * slope
+
+    args = (np.eye(3, dtype=np.float32) - 0.5, np.ones((4, 3), np.float32))
+    module = invert.from_exported(jax.export.export(jax.jit(step))(*args))
+    assert f"jax.nn.{name}(" in module.source
+    assert "jax.value_and_grad" in module.source
