@@ -705,8 +705,12 @@ def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:
 
 
 def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The form in which equal values are one variable; derivatives of the program do not matter."""
-    values = map_jaxprs(without_rules(plain(traced_form.strong(closed))), _with_barriers)
+    """The form in which equal values are one variable; derivatives of the program do not matter.
+
+    Values that are equal as they are come first: the form of others depends on what uses them.
+    """
+    values = traced_form.strong(traced_form.merged(closed))
+    values = map_jaxprs(without_rules(plain(values)), _with_barriers)
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)

@@ -528,7 +528,7 @@ def _sliced(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _with_each_result_once(eqn: Eqn) -> Made | None:
-    """A call that returns no value twice, and none of its arguments.
+    """A call that returns no value twice, no number, and none of its arguments.
 
     What its derivative saves may be computed twice, or be the conversion of a number that text
     writes as a Python float, and is an argument here.
@@ -542,7 +542,7 @@ def _with_each_result_once(eqn: Eqn) -> Made | None:
         if is_var(v) and (v in known or not isinstance(out, DropVar)):
             results.append(known.setdefault(v, out))
         else:
-            results.append(out)
+            results.append(v if isinstance(v, Literal) else out)
     own = [i for i, (v, a) in enumerate(zip(eqn.outvars, results, strict=True)) if a is v]
     if len(own) == len(results):
         return None
