@@ -261,7 +261,11 @@ class _Apart:
             if is_alone and _type(v) in map(_type, own):
                 moved.add(v)
                 last = dict.fromkeys(a for a in last if a not in own) | {v: None}
-        results = (v for v in graph.jaxpr.outvars if is_var(v) and v in made)
+        returned = [v for v in graph.jaxpr.outvars if is_var(v)]
+        results = [v for v in returned if v in made]
+        # Averages of parameters, whose network only gives targets: derivatives stop there.
+        own = {v for e in needed for v in e.outvars}
+        results += [v for v in returned if v in own and _is_elementwise(v, graph)]
         makers = dict.fromkeys(graph.makers([*results, *last]))
         return cls(graph, [v for e in makers if e not in ending for v in e.outvars])
 
@@ -295,6 +299,14 @@ class _Apart:
         if len(ordered) < len(eqns):
             return None
         return second.replace(invars=self.graph.jaxpr.invars, eqns=ordered)
+
+
+def _is_elementwise(v: Var, graph: Graph) -> bool:
+    eqns, _ = graph.needed([v])
+    return all(e.primitive.name in _SINGLE for e in eqns)
+
+
+_SINGLE = kinds.ELEMENTWISE | kinds.LAYOUT
 
 
 def _numbers(program: Jaxpr) -> list[Var]:
@@ -359,10 +371,23 @@ class _Search:
             others = min(filter(None, (others, used)), key=len, default=[])
             if others and "optimization_barrier" not in self.graph.by_primitive:
                 break  # no form of the loss would find more derivatives
+        # A mean that statistics also read has another form than one that only the loss reads.
+        others = others or self._read_by_statistics()
         if not 0 < len(others) <= _MOST_OTHERS:
             return None
         whole = (found.program for found in self._with_results([*self.ends, *others]))
         return next(filter(self.fits, whole), None)
+
+    def _read_by_statistics(self) -> list[Var]:
+        """What other results are computed from, element by element, of the loss's equations."""
+        made = {v for e in self.needed for v in e.outvars}
+        found: dict[Var, None] = {}
+        for result in filter(is_var, self.graph.jaxpr.outvars):
+            eqns, _ = self.graph.needed([result], given=made)
+            if all(e.primitive.name in kinds.ELEMENTWISE for e in eqns):
+                read = [result, *(a for e in eqns for a in e.invars)]
+                found |= dict.fromkeys(a for a in read if is_var(a) and a in made)
+        return [v for v in found if v not in self.ends]
 
     def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
         """Programs with the ends, and perhaps more results, and derivatives as one equation."""
@@ -539,8 +564,6 @@ class _Loss:
         for values, derivative in zip(found.values(), derivatives, strict=True):
             names |= dict.fromkeys(values, derivative)
         inside, read = self._of_cotangents()
-        if any(map(is_product, inside)):
-            return None  # the backward pass has begun before
         own = {v for e in inside for v in e.outvars}
         renamed = rename(jaxpr, names)
         rest = [e for e in renamed.eqns if own.isdisjoint(e.outvars)]

@@ -35,24 +35,38 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
     after = {v: {*computed_from([c], graph.eqns)} for v, c in found.items()}
     made = {v: graph.producers[v] for v in found}
 
-    def is_last(v: Var) -> bool:
-        """Return whether the same forward pass has no later value with a cotangent."""
-        return not any(
-            made[u] is not made[v] and made[v] in before[u] and made[u] not in after[v]
-            for u in found
-        )
+    tried, ending = set[frozenset[Start]](), True
+    while found:
 
-    last = {v: c for v, c in found.items() if is_last(v)}
-    # Those that no derivative changes are of one pass.
-    together = [(v, c) for v, c in last.items() if not any(made[v] in after[u] for u in last)]
-    tried = set[frozenset[Start]]()
-    for group in filter(None, (together, *([start] for start in last.items()))):
-        results = [_result(graph, *start) for start in group]
-        inner = [_result(graph, v, c) for v, c in found.items() if v not in last]
-        for each in ([*results, *_between(graph, results, inner)], results, group):
-            if len(each) <= _MOST_ENDS and frozenset(each) not in tried:
+        def is_last(v: Var, found: Sequence[Var] = (*found,)) -> bool:
+            """Return whether the same forward pass has no later value with a cotangent."""
+            return not any(
+                made[u] is not made[v] and made[v] in before[u] and made[u] not in after[v]
+                for u in found
+            )
+
+        last = {v: c for v, c in found.items() if is_last(v)}
+        # Those that no derivative changes are of one pass.
+        together = [(v, c) for v, c in last.items() if not any(made[v] in after[u] for u in last)]
+        deepest = sorted(last.items(), key=lambda start: -len(before[start[0]]))
+        for group in filter(None, (together, *([start] for start in deepest))):
+            results = [_result(graph, *start) for start in group]
+            inner = [_result(graph, v, c) for v, c in found.items() if v not in last]
+            for each in ([*results, *_between(graph, results, inner)], results, group):
+                fits = len(each) <= _MOST_ENDS and frozenset(each) not in tried
                 tried.add(frozenset(each))
-                yield each
+                if fits and not (ending and _has_begun(graph, each)):
+                    yield each
+        # Where derivatives stop after the last products, they begin with those before.
+        found = {v: c for v, c in found.items() if v not in last}
+        ending = False
+
+
+def _has_begun(graph: Graph, ends: Sequence[Start]) -> bool:
+    """Return whether products of the same backward pass compute these cotangents."""
+    results, cotangents = zip(*ends, strict=True)
+    needed, _ = graph.needed(cotangents, given=results)
+    return any(map(is_product, computed_from(results, needed)))
 
 
 def _of_products(graph: Graph) -> Iterator[Start]:

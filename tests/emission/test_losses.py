@@ -333,3 +333,37 @@ def test_gradients_that_are_used_before_the_loss() -> None:
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), loss
 
     assert "jax.value_and_grad(" in _text(step, (P, _f(4, 5, 3), _f(4, 5, 2)))
+
+
+def test_an_averaged_network_gives_the_targets() -> None:
+    """Derivatives stop at the average, although the step computes it from the parameters."""
+
+    def step(p: Any, average: Any, x: Any) -> Any:
+        average = jax.tree.map(lambda a, w: 0.9 * a + 0.1 * w, average, p)
+        target = lax.stop_gradient(jnp.tanh(x @ average["w"] + average["b"]) @ average["o"])
+        value, grads = jax.value_and_grad(_mse)(p, x, target)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), average, value
+
+    text = _text(step, (P, jax.tree.map(np.sin, P), BATCH[0]))
+    assert "loss, grads = jax.value_and_grad(loss_fn)(p)" in text
+    assert "average = jax.tree.map(" in text
+    assert "einsum" not in text
+
+
+def test_statistics_read_the_mean_that_a_loss_subtracts() -> None:
+    """The mean has no unit axes there, while a loss alone would be recovered with them."""
+
+    def step(p: Any, statistics: Any, x: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            hidden = x @ p["w"] + p["b"]
+            mean, variance = hidden.mean(0), hidden.var(0)
+            hidden = (hidden - mean) * lax.rsqrt(variance + 1e-5)
+            moved = 0.9 * statistics["m"] + 0.1 * mean, 0.9 * statistics["v"] + 0.1 * variance
+            return jnp.mean((jnp.tanh(hidden) @ p["o"] - y) ** 2), moved
+
+        (value, moved), grads = jax.value_and_grad(loss, has_aux=True)(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), moved, value
+
+    text = _text(step, (P, {"m": _f(7), "v": _f(7)}, *BATCH))
+    assert text.count("jax.value_and_grad(") == 1
+    assert "einsum" not in text

@@ -242,3 +242,44 @@ def test_the_last_product_is_in_a_loop() -> None:
 
     text = _text(step, (p, _f(5, 2, 3), _f(2, 4)))
     assert text.count("jax.vjp(") == text.count("lax.scan(") == 1, text
+
+
+def test_a_student_learns_from_a_teacher_and_labels() -> None:
+    """Both networks read the same input, so a layer of the teacher looks like one that learns."""
+
+    def step(p: Any, x: Any, teacher: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            scores, given = _deep(p, x), _deep(teacher, x)
+            distance = jax.nn.softmax(given / 2) * jax.nn.log_softmax(scores / 2)
+            labels = jax.nn.one_hot(y, 2) * jax.nn.log_softmax(scores)
+            return -jnp.mean(jnp.sum(distance + labels, -1))
+
+        return _updated(p, jax.grad(loss)(p))
+
+    text = _text(step, (DEEP, X, jax.tree.map(np.sin, DEEP), Y))
+    assert text.count("jax.vjp(") == 1
+    assert "einsum" not in text
+
+
+DEEP = {"a": _f(3, 7), "i": _f(7), "b": _f(7, 5), "j": _f(5), "c": _f(5, 2), "k": _f(2)}
+
+
+def _deep(p: Any, x: Any) -> Any:
+    hidden = jnp.tanh(jax.nn.silu(x @ p["a"] + p["i"]) @ p["b"] + p["j"])
+    return hidden @ p["c"] + p["k"]
+
+
+def test_a_loss_multiplies_once_more() -> None:
+    """The last product with a cotangent is of the loss, and the model has others besides."""
+
+    def step(p: Any, x: Any, queue: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            found = _model(p, x)
+            found = found / jnp.linalg.norm(found, axis=-1, keepdims=True)
+            scores = jnp.concatenate([jnp.sum(found * y, -1, keepdims=True), found @ queue], 1)
+            return -jnp.mean(jax.nn.log_softmax(scores)[:, 0])
+
+        return _updated(p, jax.grad(loss)(p))
+
+    text = _text(step, (P, X, _f(2, 9), _f(5, 2)))
+    assert text.count("jax.vjp(") == 1
