@@ -1,4 +1,4 @@
-"""Bounds on what JAX reads from the flatbuffer of an artifact.
+"""Bounds on what JAX reads from the flatbuffer of an artifact, and trees that it cannot read.
 
 A part of a flatbuffer may be in several places. JAX reads it once for each, so a tree whose nodes
 share their children takes time and memory that are exponential in the size of the file. Powers of
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from jax._src.export import _export
 from jax._src.export import serialization_generated as schema
 
 from invert._private.jax import Value
@@ -23,6 +25,8 @@ _MOST_TIMES = 16
 _LONGEST_SIZE = 1 << 12
 _LARGE_POWER = re.compile(rb"\^\s*\d{4}")
 _MODULE = "MlirModuleSerialized"
+# The place of the kind of a tree in the list of its fields.
+_KIND = 4
 
 
 class _Fields(NamedTuple):
@@ -33,16 +37,38 @@ class _Fields(NamedTuple):
     numbers: list[str]
 
 
-def check_extent(blob: bytes | bytearray) -> None:
-    """Check that an artifact is not much larger when read than as bytes.
+def readable(blob: bytes | bytearray) -> bytes | bytearray:
+    """The artifact with tuples in place of the classes that this process has not registered.
 
-    **Raises:** `ValueError` if it is; other exceptions where the bytes are no flatbuffer.
+    Leaves keep their order. The bytes are copied only where there are such classes.
+
+    **Raises:** `ValueError` if the artifact is much larger when read than as bytes; other
+        exceptions where the bytes are no flatbuffer.
     """
+    kinds = [t._tab.Pos + t._tab.Offset(_KIND) for t in _tables(blob) if _is_unknown(t)]
+    if not kinds:
+        return blob
+    made = bytearray(blob)
+    for place in kinds:
+        made[place] = schema.PyTreeDefKind.tuple
+    return made
+
+
+def _is_unknown(table: Value) -> bool:
+    """Return whether a table is a tree of a class that is not registered."""
+    if not isinstance(table, schema.PyTreeDef) or table.Kind() != schema.PyTreeDefKind.custom:
+        return False
+    name = table.CustomName()
+    return name is not None and name.decode() not in _export.deserialization_registry
+
+
+def _tables(blob: bytes | bytearray) -> Iterator[Value]:
     left = _MOST_TIMES * len(blob)
     pending: list[Value] = [schema.Exported.GetRootAs(blob, 0)]
     known: dict[tuple[type, int], _Fields] = {}
     while pending:
         table = pending.pop()
+        yield table
         left -= 1
         # Tables with the same fields share the list of their places.
         place = table._tab.Pos

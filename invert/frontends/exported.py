@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode as Mode
 from invert._config import Config
 from invert._entry import ArgSpec, EntryPoint, Shardings, free_name
 from invert._errors import MalformedModelError, Problem, UnsupportedOpError, in_short
-from invert._private.artifact_bounds import check_extent
+from invert._private.artifact_bounds import readable
 from invert._private.artifacts import exported_program, stated_mesh
 from invert._private.jax import (
     from_nowhere,
@@ -318,8 +318,7 @@ def _shape(aval: Aval) -> tuple[int | str | None, ...]:
 
 def _deserialize(blob: bytes | bytearray) -> jax.export.Exported:
     def read() -> jax.export.Exported:
-        check_extent(blob)
-        return jax.export.deserialize(cast(bytearray, blob))  # read-only
+        return jax.export.deserialize(cast(bytearray, readable(blob)))  # read-only
 
     return _read(read)
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from invert._private.jax import close_like, open_jaxpr, random_unwrap_p, random_wrap_p
 from invert.ir import jaxprs, kinds
-from invert.ir.carries import equal_carries, sharing
+from invert.ir.carries import equal_carries, sharing, with_unchanged_closed_over
 from invert.ir.closed_over import order_of_use, with_each_operand_once
 from invert.ir.counted import counted
+from invert.ir.graph import is_var
 from invert.ir.loops import WhileParts
 from invert.ir.merging import atom_key, merge_equations, operation_key, type_key
 from invert.ir.narrow_operands import BROADCASTING, is_implied, narrowable
@@ -35,9 +36,11 @@ def lowered_form(closed: J) -> J:
 
     A TensorFlow graph does not determine which equations form a function. A `scan` reads an array
     once where the graph may read it twice per step. It has a counter even if its body counts too,
-    and it carries states before the arrays that it fills. Loops and branches take a value once
-    where the calls around them took it as two arguments. An `optimization_barrier`, as of
-    `jax.checkpoint`, holds values in order of use. Custom calls stay unchanged.
+    and it carries states before the arrays that it fills. It closes over what no step changes; a
+    graph may carry this, since calls and branches hide that it stays the same. Loops and branches
+    take a value once where the calls around them took it as two arguments. An
+    `optimization_barrier`, as of `jax.checkpoint`, holds values in order of use. Custom calls stay
+    unchanged.
     """
     closed = jaxprs.map_jaxprs(without_calls(closed), _with_ordered_barriers)
     closed = with_each_operand_once(closed)
@@ -102,7 +105,9 @@ class _Simplest:
         """An equation in place of one, or none if its result is an operand."""
         if eqn.primitive.name == "while":
             loop, results = _with_each_carry_once(eqn)
-            return [_in_one_order(loop)], _with_count(eqn, results)
+            results = _with_count(eqn, results)
+            loop, starts = with_unchanged_closed_over(loop)
+            return [_in_one_order(loop)], [starts.get(a, a) if is_var(a) else a for a in results]
         if jaxprs.broadcasts(eqn):
             x = eqn.invars[0]
             before = None if isinstance(x, Literal) else self._broadcasts.get(x)

@@ -170,6 +170,31 @@ def test_equal_carries_are_one() -> None:
     assert _same(twice, once, X)
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("tests", [False, True])
+def test_an_unchanged_carry_is_closed_over(kept: int, tests: bool) -> None:
+    def goes_on(n: Any, y: Any) -> Any:
+        return (n < 5) & (y[0, 0] > 0) if tests else n < 5
+
+    @jax.jit
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(x) * y, (y, x)[kept]
+
+    def carries(x: jax.Array, y: jax.Array) -> Any:
+        end = lax.while_loop(
+            lambda c: goes_on(c[0], c[2]), lambda c: (c[0] + 1, *step(*c[1:])), (0, x, y)
+        )
+        return end[1:]
+
+    def closes_over(x: jax.Array, y: jax.Array) -> Any:
+        end = lax.while_loop(
+            lambda c: goes_on(c[0], y), lambda c: (c[0] + 1, step(c[1], y)[0]), (0, x)
+        )
+        return end[1], y
+
+    assert _same(carries, closes_over, X, X) == (kept == 0)
+
+
 @pytest.mark.parametrize(
     ("steps", "dtype", "is_exact"),
     [

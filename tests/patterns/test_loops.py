@@ -33,6 +33,16 @@ def collected(x):
     return lax.fori_loop(0, 4, step, (x[0], jnp.zeros_like(x)))
 
 
+def unchanged_by_branches(x):
+    """A state whose first part both branches return as it is, one of them by closing over it."""
+
+    def step(state, _):
+        x, y = lax.cond(state[1][0] > 1, lambda x, y: (x, y * x[0]), lambda *_: state, *state)
+        return (x, y), y.sum()
+
+    return lax.scan(step, (x, x[0]), None, 3)
+
+
 SCANS = {
     "carry and ys": lambda x: lax.scan(lambda c, a: (c + a, c * a), x[0], x),
     "ys only": lambda x: lax.scan(lambda c, a: (c, a * 2), 0.0, x)[1],
@@ -51,6 +61,7 @@ SCANS = {
         x.sum() > 0, lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x)[1], lambda x: x, x
     ),
     "batched": jax.vmap(lambda r: lax.scan(lambda c, a: (c + a, c * a), r[0], r)),
+    "unchanged by branches": unchanged_by_branches,
     "integers": lambda x: lax.scan(lambda c, a: (c + 1, a * c), 0, x),
 }
 
