@@ -171,7 +171,7 @@ def _numbered(indices: Array, shape: Ints) -> Array:
         total = total * size + indices[:, axis]
         inside = inside & (indices[:, axis] >= 0) & (indices[:, axis] < size)
     xp = _library(indices)
-    return xp.where(inside, total, math.prod(shape)) + xp.zeros(len(indices), _INT64)
+    return xp.where(inside, total, math.prod(shape)) + xp.zeros(indices.shape[0], _INT64)
 
 
 def _places(numbers: Array, shape: Ints) -> Array:
