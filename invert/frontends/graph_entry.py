@@ -191,8 +191,6 @@ def function_entry(
         raise MalformedModelError(
             f"{name} has {len(outputs)} results, but its signature has {len(results[0])}"
         )
-    if signature.known:
-        signature, feeds = _known_fed(graph, signature, feeds)
     if graph.config.text == "split":
         results, outputs = _without_text_results(graph, results, outputs)
     order, tree, numbers = results
@@ -219,17 +217,6 @@ def function_entry(
         program, signature, (order, tree, numbers, dtypes), feeds, params,
         name=name, source=source, problems=problems, variables=variables,
     )  # fmt: skip
-
-
-def _known_fed(
-    graph: Graph, signature: Signature, feeds: Sequence[Value]
-) -> tuple[Signature, Sequence[Value]]:
-    """The signature whose known values are constants among the `feeds`."""
-    graph.move_last(signature.known)
-    left = sorted(signature.order)
-    order = tuple(left.index(i) for i in signature.order)
-    feeds = [*feeds, *signature.known.values()]
-    return dataclasses.replace(signature, order=order, known={}), feeds
 
 
 def _is_seed(feed: Value) -> bool:
@@ -326,7 +313,7 @@ def check_count(name: str, inputs: int, signature: Signature) -> None:
 
     **Raises:** `SignatureError`.
     """
-    if inputs != len(signature.order) + len(signature.known):
+    if inputs != len(signature.order):
         raise SignatureError(
             f"{name}: the graph has {inputs} inputs, but its signature has {len(signature.order)} "
             "tensors",

@@ -433,7 +433,7 @@ class _Model:
         proto = objects.library.functions[concrete.name]
         args = proto.signature.input_arg
         count = len(args) - len(concrete.captures)
-        if count != len(signature.order) + len(signature.known):
+        if count != len(signature.order):
             raise MalformedModelError(
                 f"{self._directory}: function {name} takes {count} tensors besides its captures, "
                 f"but its signature has {len(signature.order)}"

@@ -14,7 +14,6 @@ from jax.tree_util import KeyEntry
 
 from invert._entry import ArgSpec, EntryPoint, free_name
 from invert._errors import SignatureError
-from invert._private.jax import is_tracer
 from invert._private.tensorflow import TfObject, imported
 from invert.frontends.structured import CompositeSpec, GivenArray, OtherSpec, TensorSpec
 from invert.ir.avals import fits_shape
@@ -52,8 +51,7 @@ class Signature:
     """Arguments as pytrees of `ArgSpec`.
 
     `order[i]` is the number of the graph input for leaf `i` of `(args, kwargs)`. `defaults` are the
-    values of arguments that a call may leave out, by their names. `known` are the values of graph
-    inputs that are no arguments, by their numbers.
+    values of arguments that a call may leave out, by their names.
     """
 
     args: tuple[Tree, ...]
@@ -61,7 +59,6 @@ class Signature:
     arg_names: tuple[str, ...]
     order: tuple[int, ...]
     defaults: Keywords = dataclasses.field(default_factory=dict)
-    known: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class _Leaf:
@@ -72,26 +69,14 @@ class _Leaf:
         self.spec = spec
 
 
-@dataclasses.dataclass(frozen=True)
-class _KnownShape:
-    """The dense shape of a sparse tensor that its type states: a static value."""
-
-    position: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def array(self) -> np.ndarray:
-        return np.array(self.shape, self.dtype)
-
-
 def _is_tensor(x: object) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def _mark(structure: object, *, results: bool = False) -> Tree:
+def _mark(structure: object) -> Tree:
     """`structure` in plain containers, with `_Leaf` for tensors, numbered in `tf.nest` order.
 
-    In arguments, the dense shapes that types state are `_KnownShape`. Other leaves are unchanged.
+    Other leaves are unchanged.
     """
     count = itertools.count()
 
@@ -104,13 +89,7 @@ def _mark(structure: object, *, results: bool = False) -> Tree:
         if isinstance(x, list | tuple):
             return type(x)(map(marked, x))
         if _is_composite(x):
-            shape = None if results else _known_shape(x)
-            return {
-                k: _Leaf(next(count), _own(v))
-                if k != "dense_shape" or shape is None
-                else _KnownShape(next(count), shape, _own(v).dtype)
-                for k, v in components(x).items()
-            }
+            return {k: _Leaf(next(count), _own(v)) for k, v in components(x).items()}
         if _is_tensor(x):
             return _Leaf(next(count), _own(x))
         if isinstance(x, OtherSpec) or _is_type_of_tensorflow(x):
@@ -122,17 +101,6 @@ def _mark(structure: object, *, results: bool = False) -> Tree:
         return x
 
     return marked(plain(structure))
-
-
-def _known_shape(composite: TfObject) -> tuple[int, ...] | None:
-    """The shape of a sparse tensor, if its type states each size."""
-    if isinstance(composite, CompositeSpec):
-        sizes = composite.whole.shape
-    else:
-        shape = getattr(composite, "shape", None)  # types of `IndexedSlices` do not state theirs
-        sizes = None if shape is None or shape.rank is None else shape.as_list()
-    known = tuple(n for n in sizes or () if n is not None)
-    return known if sizes is not None and len(known) == len(sizes) else None
 
 
 def _own(spec: TfObject) -> TensorSpec:
@@ -213,14 +181,10 @@ def call_arguments(
     order = read_signature(concrete, owner=owner).order
     by_position = dict(zip(order, jax.tree_util.tree_leaves((args, kwargs)), strict=True))
     structured = concrete.structured_input_signature
-
-    def given(x: object) -> object:
-        if isinstance(x, _KnownShape):
-            return convert(x.array())
-        return convert(by_position[x.position]) if isinstance(x, _Leaf) else x
-
-    values = jax.tree_util.tree_map(given, _mark(structured))
-    return jax.tree_util.tree_map(composed, plain(structured), values)
+    given = jax.tree_util.tree_map(
+        lambda x: convert(by_position[x.position]) if isinstance(x, _Leaf) else x, _mark(structured)
+    )
+    return jax.tree_util.tree_map(composed, plain(structured), given)
 
 
 def arrays_of(args: Arguments, kwargs: Keywords, entry: EntryPoint) -> CallArguments:
@@ -367,11 +331,6 @@ def read_signature(
         tuple(names[i] for i in kept),
         tuple(leaf.position for leaf in leaves),
         {n: x for n, x in known.items() if x is not None},
-        {
-            x.position: x.array()
-            for x in jax.tree_util.tree_leaves((args, kwargs))
-            if isinstance(x, _KnownShape)
-        },
     )
 
 
@@ -570,7 +529,7 @@ def read_outputs(
 
     The last result is that structure as `EntryPoint.outputs`.
     """
-    marked = _mark(concrete.structured_outputs, results=True)
+    marked = _mark(concrete.structured_outputs)
     leaves, treedef = jax.tree_util.tree_flatten(marked)
     if not all(isinstance(leaf, _Leaf) for leaf in leaves):
         strange = next(x for x in leaves if not isinstance(x, _Leaf))
@@ -705,8 +664,6 @@ def _fits(want: object, given: object, exact: bool) -> bool:
 
 
 def _leaf_fits(want: object, given: object, exact: bool) -> bool:
-    if isinstance(want, _KnownShape):
-        return not is_tracer(given) and np.array_equal(want.shape, np.asarray(given))
     if not isinstance(want, _Leaf):
         return not _is_tensor(given) and bool(want == given)
     if not _is_tensor(given) and not isinstance(given, bool | int | float | complex):

@@ -371,23 +371,10 @@ class _Search:
             others = min(filter(None, (others, used)), key=len, default=[])
             if others and "optimization_barrier" not in self.graph.by_primitive:
                 break  # no form of the loss would find more derivatives
-        # A mean that statistics also read has another form than one that only the loss reads.
-        others = others or self._read_by_statistics()
         if not 0 < len(others) <= _MOST_OTHERS:
             return None
         whole = (found.program for found in self._with_results([*self.ends, *others]))
         return next(filter(self.fits, whole), None)
-
-    def _read_by_statistics(self) -> list[Var]:
-        """What other results are computed from, element by element, of the loss's equations."""
-        made = {v for e in self.needed for v in e.outvars}
-        found: dict[Var, None] = {}
-        for result in filter(is_var, self.graph.jaxpr.outvars):
-            eqns, _ = self.graph.needed([result], given=made)
-            if all(e.primitive.name in kinds.ELEMENTWISE for e in eqns):
-                read = [result, *(a for e in eqns for a in e.invars)]
-                found |= dict.fromkeys(a for a in read if is_var(a) and a in made)
-        return [v for v in found if v not in self.ends]
 
     def _with_results(self, results: Sequence[Var]) -> Iterator[_Found]:
         """Programs with the ends, and perhaps more results, and derivatives as one equation."""

@@ -175,39 +175,10 @@ def test_sparse_tensors_are_passed_as_components():
     sparse = tf.sparse.from_dense([[1.0, 0.0], [0.0, 3.0]])
     parts = {k: getattr(sparse, k).numpy() for k in ("indices", "values", "dense_shape")}
     fn = tf.function(lambda s: tf.sparse.map_values(tf.square, s))
-    module = invert.convert(fn, tf.SparseTensorSpec([None, 2]))
+    module = invert.convert(fn, sparse)
     out = module(parts)
     np.testing.assert_array_equal(out["values"], [1.0, 9.0])
     np.testing.assert_array_equal(out["indices"], parts["indices"])
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_a_shape_that_a_sparse_type_states_is_no_argument(saved, tmp_path):
-    @tf.function(
-        input_signature=[tf.TensorSpec([3, 2]), tf.SparseTensorSpec([4, 3]), tf.TensorSpec([])]
-    )
-    def fn(x, s, by):
-        return by * tf.sparse.sparse_dense_matmul(s, x), tf.sparse.transpose(s)
-
-    if saved:
-        root = tf.Module()
-        root.fn = fn
-        tf.saved_model.save(root, tmp_path)
-        module = invert.load(tmp_path)
-    else:
-        module = invert.convert(fn)
-    x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    for places in ([[0, 1], [1, 0], [3, 2]], [[2, 2]]):
-        values = np.arange(1, len(places) + 1, dtype=np.float32)
-        product, turned = fn(x, tf.SparseTensor(places, values, [4, 3]), 2.0)
-        parts = {"indices": np.array(places), "values": values, "dense_shape": None}
-        found, moved = module(x, parts, np.float32(2))
-        np.testing.assert_array_equal(found, product)
-        np.testing.assert_array_equal(moved["indices"], turned.indices)
-        np.testing.assert_array_equal(moved["dense_shape"], [3, 4])
-    assert "dense_shape: None" in module.source
-    with pytest.raises(invert.SignatureError, match=r"s\.dense_shape' was given"):
-        module(x, parts | {"dense_shape": np.array([9, 9])}, np.float32(2))
 
 
 def test_a_specification_with_an_open_size_is_a_signature():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -275,12 +275,6 @@ class Graph:
         main = self.main = ordered(without_idle(self.main, places, self.body), self.is_effect)
         used = {i for k in main.order for i, _ in main.nodes[k].inputs}
         return [place for place in places if main.args[place] not in used]
-
-    def move_last(self, places: Collection[int]) -> None:
-        """Move some inputs behind all others."""
-        args = self.main.args
-        rest = [arg for i, arg in enumerate(args) if i not in places]
-        self.main = dataclasses.replace(self.main, args=(*rest, *(args[i] for i in places)))
 
     def leave_out_results(self, places: Set[int]) -> None:
         """Leave out some results, and what only they need."""
