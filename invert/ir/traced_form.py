@@ -546,6 +546,8 @@ def _with_each_result_once(eqn: Eqn) -> Made | None:
     own = [i for i, (v, a) in enumerate(zip(eqn.outvars, results, strict=True)) if a is v]
     if len(own) == len(results):
         return None
+    if not own and not eqn.effects:
+        return [], results
     jaxpr = returning(eqn.params["jaxpr"], own)
     params = {**eqn.params, "jaxpr": jaxpr}
     for name in ("out_shardings", "out_layouts"):
