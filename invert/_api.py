@@ -283,7 +283,7 @@ def convert_graphdef(
 
     stored: Mapping[str, Param] = {}
     if isinstance(graph_def, str | os.PathLike):
-        graph_def, stored = graph_file.read(Path(graph_def))
+        graph_def, stored = graph_file.read(graph_def)
     entry = graphdef.entry_point(
         graph_def, inputs, outputs, variables=variables, stored=stored, config=config
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -16,16 +17,22 @@ from invert.protos.types import MetaGraphDef
 from invert.tf.graph.library import Library
 
 
-def read(place: Path) -> tuple[Library, Mapping[str, Param]]:
+def read(path: str | os.PathLike[str]) -> tuple[Library, Mapping[str, Param]]:
     """The graph of a file and its variables, by the names in its nodes.
 
     **Arguments:**
 
-    - `place`: a `GraphDef`, or the `.meta` file that `tf.compat.v1.train.Saver` writes beside the
+    - `path`: a `GraphDef`, or the `.meta` file that `tf.compat.v1.train.Saver` writes beside the
         checkpoint of the same name. A graph without variables needs no checkpoint.
 
     **Raises:** `MalformedModelError`.
     """
+    place = Path(path)
+    if not os.path.exists(place):
+        raise MalformedModelError(
+            f"the graph is a {type(path).__name__} of a file that does not exist, {place}",
+            remedy="Pass the path of a file, a GraphDef, or its bytes.",
+        )
     data = content_of(place)
     if place.suffix != ".meta":
         return Library.of(data), {}
