@@ -721,6 +721,7 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     values = traced_form.strong(traced_form.merged(closed))
     values = map_jaxprs(without_rules(plain(values)), _with_barriers)
+    values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _horner))
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)
@@ -748,6 +749,24 @@ def _recomputed(eqn: Eqn) -> ClosedJaxpr | None:
     def run(*values: Value) -> list[Value]:
         held = jax.lax.optimization_barrier(values) if eqn.params["prevent_cse"] else values
         return eval_jaxpr(eqn.params["jaxpr"], held)
+
+    return trace_closed(run, *map(type_of, eqn.invars))
+
+
+# JAX lowers longer ones as loops.
+_MOST_COEFFICIENTS = 8
+
+
+def _horner(eqn: Eqn) -> ClosedJaxpr | None:
+    """A polynomial, which jax 0.12 has in derivatives such as that of `erf`, as it is lowered."""
+    if eqn.primitive.name != "polynomial" or len(eqn.invars) - 1 > _MOST_COEFFICIENTS:
+        return None
+
+    def run(x: Value, *coefficients: Value) -> list[Value]:
+        y = coefficients[-1]
+        for a in reversed(coefficients[:-1]):
+            y = y * x + a
+        return [y]
 
     return trace_closed(run, *map(type_of, eqn.invars))
 
