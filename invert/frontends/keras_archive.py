@@ -266,7 +266,11 @@ def _config_of(file: Path) -> tuple[object, str]:
             info = archive.getinfo("config.json")
             if info.file_size > _LARGEST_CONFIG:
                 raise MalformedModelError(f"{file}: its config.json is too large")
-            version = json.loads(archive.read("metadata.json"))["keras_version"]
+            # Keras 3 reads archives without one, too.
+            has_version = "metadata.json" in archive.namelist()
+            version = (
+                json.loads(archive.read("metadata.json"))["keras_version"] if has_version else "3."
+            )
             return json.loads(archive.read(info)), str(version)
     except InvertError:
         raise

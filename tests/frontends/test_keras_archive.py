@@ -220,6 +220,12 @@ def test_classes_that_are_registered(tmp_path: Path) -> None:
     np.testing.assert_array_equal(invert.load(tmp_path / "own.keras")(x), x * x)
 
 
+def test_an_archive_without_metadata(archive: Path, tmp_path: Path) -> None:
+    content = {k: v for k, v in content_of(archive).items() if k != "metadata.json"}
+    write(tmp_path / "model.keras", content)
+    assert invert.load(tmp_path / "model.keras").report.certificate.kind == "exact"
+
+
 def test_weights_alone(archive: Path, tmp_path: Path) -> None:
     keras.saving.load_model(archive).save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(invert.MalformedModelError, match=r"without a model.*load_weights"):
