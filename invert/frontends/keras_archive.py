@@ -62,11 +62,18 @@ _CODE = frozenset(
     function
     """.split()
 )
-# Layers of Keras 2 that call a function of TensorFlow, and where it may be, as `math.multiply`.
+# Layers of Keras 2 that call a function of TensorFlow by name, and what they may call: functions of
+# modules that only compute, and others on arrays. Some functions load libraries or write files.
 _CALLS = ("TFOpLambda", "SlicingOpLambda")
+_ON_ARRAYS = """
+    argsort bitcast boolean_mask broadcast_to cast clip_by_norm clip_by_value concat
+    convert_to_tensor eye expand_dims fill gather gather_nd identity meshgrid norm one_hot ones
+    ones_like pad range rank realdiv repeat reshape reverse roll searchsorted sequence_mask shape
+    size slice sort split squeeze stack stop_gradient strided_slice tensordot tile transpose
+    unstack where zeros zeros_like
+    """.split()
 _CALLED = re.compile(
-    r"(compat\.v1\.)?((__operators__|image|linalg|math|nn|signal)\.\w+"
-    r"|(?!numpy_function|py_function)[a-z]\w*)"
+    rf"(compat\.v1\.)?((__operators__|image|linalg|math|nn|signal)\.\w+|{'|'.join(_ON_ARRAYS)})"
 )
 # Entries of a configuration that hold values, or name files that do.
 _VALUES_OR_FILES = ("vocabulary", "idf_weights")

@@ -186,6 +186,8 @@ def test_files(name: str, kind: str, keras: Any, tmp_path: Path) -> None:
     [
         ({"config": {"function": "io.write_file"}}, "TFOpLambda: calls io.write_file"),
         ({"config": {"function": "py_function"}}, "TFOpLambda: calls py_function"),
+        ({"config": {"function": "load_op_library"}}, "TFOpLambda: calls load_op_library"),
+        ({"config": {"function": "compat.v1.load_library"}}, "TFOpLambda: calls compat.v1.load"),
         ({"config": {"function": ["math.add"]}}, "TFOpLambda: calls"),
         ({"class_name": "TensorFlowOpLayer"}, "contains or names Python code"),
         ({"class_name": "Lambda"}, "contains or names Python code"),
