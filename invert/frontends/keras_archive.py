@@ -127,13 +127,11 @@ def load(file: Path, custom_objects: Mapping[str, object] | None = None) -> TfOb
     config_problems = _problems(config, "", is_known, keras.__name__)
     if problems := [*config_problems, *_content_problems(file)]:
         raise UnsupportedOpError(problems)
-    is_old = keras.__name__ == "tf_keras"
-    _check_size(
-        file,
-        _bytes_of_variables_in_keras_2(config, own, keras)
-        if is_old
-        else _bytes_of_variables(config, own),
-    )
+    if keras.__name__ == "tf_keras":
+        size = _bytes_of_variables_in_keras_2(config, own, keras)
+    else:
+        size = _bytes_of_variables(config, own)
+    _check_size(file, size)
     with _errors_of_keras(file, "load"):
         return keras.saving.load_model(file, custom_objects=own, compile=False, safe_mode=True)
 

@@ -263,7 +263,7 @@ class _Apart:
                 last = dict.fromkeys(a for a in last if a not in own) | {v: None}
         returned = [v for v in graph.jaxpr.outvars if is_var(v)]
         results = [v for v in returned if v in made]
-        # Averages of parameters, whose network only gives targets: derivatives stop there.
+        # Derivatives stop at averaged parameters: the network that has them only gives targets.
         own = {v for e in needed for v in e.outvars}
         results += [v for v in returned if v in own and _is_elementwise(v, graph)]
         makers = dict.fromkeys(graph.makers([*results, *last]))
@@ -717,7 +717,7 @@ def _closing_over_operands(scan: Eqn, graph: Graph) -> Eqn:
 def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The form in which equal values are one variable; derivatives of the program do not matter.
 
-    Values that are equal as they are come first: the form of others depends on what uses them.
+    Equal values are merged first, since the form of a value depends on what uses it.
     """
     values = traced_form.strong(traced_form.merged(closed))
     values = map_jaxprs(without_rules(plain(values)), _with_barriers)

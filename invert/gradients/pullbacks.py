@@ -57,7 +57,7 @@ def starts(graph: Graph) -> Iterator[Sequence[Start]]:
                 tried.add(frozenset(each))
                 if fits and not (ending and _has_begun(graph, each)):
                     yield each
-        # Where derivatives stop after the last products, they begin with those before.
+        # Where the last products have no derivative, that of the products before is tried.
         found = {v: c for v, c in found.items() if v not in last}
         ending = False
 
@@ -101,7 +101,7 @@ def _of_products(graph: Graph) -> Iterator[Start]:
                 if _alike(c, v) and c not in needed and c not in taken
             )
             if not later:
-                continue  # as in most models alone; the walks below are over the whole program
+                continue  # most models have no backward pass, and the walks below take long
             own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
             moved = own
             if len(eqn.outvars) > 1:

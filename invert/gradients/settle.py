@@ -11,7 +11,6 @@ arguments and the results become a function with a rule.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -136,10 +135,6 @@ def plain(closed: J) -> J:
         return dce(rename(jaxpr.replace(eqns=eqns), names)) if names else jaxpr
 
     return jaxprs.map_jaxprs(closed, visit)
-
-
-def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
-    return eval_closed(program, values)
 
 
 def _keeps_apart(eqn: Eqn) -> bool:
@@ -626,5 +621,7 @@ class GradientResolver:
     def _lowered(self, region: MarkedRegion, large: Sequence[Var], x64: bool) -> ClosedJaxpr:
         """The gradient by autodiff, lowered and raised, over the constants `large`."""
         avals = [*map(type_of, large), *region.avals]
-        run = functools.partial(_evaluated, region.traced_autodiff(x64, large))
-        return raised_again(run, avals, platform=self.platform, x64=x64)
+        program = region.traced_autodiff(x64, large)
+        return raised_again(
+            lambda *values: eval_closed(program, values), avals, platform=self.platform, x64=x64
+        )
