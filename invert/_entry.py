@@ -32,11 +32,13 @@ class ArgSpec:
     - `name`: the name in the original signature, which need not be an identifier.
     - `shape`: tuple of sizes; `None` for an open size, a string such as `"b"` for a named one.
     - `dtype`: a NumPy (or ml_dtypes) dtype.
+    - `keys`: the author's keys to it in its argument, if the tree here need not have them.
     """
 
     name: str
     shape: tuple[int | str | None, ...]
     dtype: np.dtype
+    keys: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

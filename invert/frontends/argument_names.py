@@ -28,6 +28,8 @@ _NUMBERED = re.compile(r"(.*[/.])?\d+|Variable(_\d+)?")
 # A location such as `params['layers'][0].kernel`, and one step of its path.
 _STEP = r"\['([^'\\]+)'\]|\[(\d+)\]|\.(\w+)"
 _LOCATION = re.compile(rf"(\w+)((?:{_STEP})+)")
+# The last step, into an object of an author's class.
+_INTO_CLASS = re.compile(r"(\.\w+|\['[^'\\]+'\]|\[<flat index \d+>\])$")
 
 
 def argument_locations(program: Program) -> list[str]:
@@ -50,16 +52,27 @@ def parameter_name(tree: Tree, stated: Mapping[int, str]) -> str:
     """The parameter whose value is a tree of arguments, by their locations, or `""`.
 
     An item of `*args` is none: its locations have a longer path than its tree. Arrays that the
-    program does not use have no location.
+    program does not use have no location. The tree may have tuples in place of classes.
     """
     found = set[str]()
     for path, i in jax.tree_util.tree_leaves_with_path(tree):
         if i not in stated:
             continue
-        location, end = stated[i], jax.tree_util.keystr(path)
-        found.add(location.removesuffix(end) if location.endswith(end) else "")
+        location = stated[i]
+        for key in reversed(path):
+            location = _before(location, key)
+        found.add(location)
     name = found.pop() if len(found) == 1 else ""
     return name if name.isidentifier() else ""
+
+
+def _before(location: str, key: Any) -> str:
+    """The location without its last step, which is a key of a tree; `""` if it is another."""
+    step = jax.tree_util.keystr((key,))
+    if location.endswith(step):
+        return location.removesuffix(step)
+    in_class = isinstance(key, jax.tree_util.SequenceKey) and _INTO_CLASS.search(location)
+    return location[: in_class.start()] if in_class else ""
 
 
 def named_by_jax(signature: Signature, analysis: Analysis) -> Signature:
@@ -106,7 +119,7 @@ def with_paths(params: Sequence[Param], feeds: Sequence[Value], analysis: Analys
         if len(locations) != len(sources):
             continue
         for source, location in zip(sources, locations, strict=True):
-            path = _path(location)
+            path = "/".join(keys_of(location))
             if isinstance(source, Resource) and source.name in own and path:
                 found.setdefault(source.name, path)
     # Two modules may have arguments of the same names.
@@ -133,10 +146,9 @@ def _calls_of_modules(
             at[index] = sources[0]
 
 
-def _path(location: str) -> str:
-    """`params/layers/0/kernel` for `params['layers'][0]['kernel']`; `""` if it has another form."""
+def keys_of(location: str) -> tuple[str, ...]:
+    """`params`, `layers`, `0`, `kernel` for `params['layers'][0].kernel`; none for other forms."""
     matched = _LOCATION.fullmatch(location)
     if matched is None:
-        return ""
-    steps = ("".join(step) for step in re.findall(_STEP, matched[2]))
-    return "/".join((matched[1], *steps))
+        return ()
+    return matched[1], *("".join(step) for step in re.findall(_STEP, matched[2]))

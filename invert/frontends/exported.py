@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax
@@ -22,7 +22,7 @@ from invert._private.jax import (
     from_nowhere,
     physical_type,
 )
-from invert.frontends.argument_names import argument_locations, parameter_name
+from invert.frontends.argument_names import argument_locations, keys_of, parameter_name
 from invert.frontends.wrong_kind import wrong_kind
 from invert.ir.avals import is_differentiable, type_text
 from invert.ir.gradient_marker import Gradient, mark
@@ -56,10 +56,11 @@ def entry_point(exported: jax.export.Exported | bytes | bytearray, *, config: Co
     # The function keeps only these parts of the artifact: the module has its weights already.
     run = artifact.function()
     kept = exported.module_kept_var_idx
-    names, arg_names = _names(exported, program)
+    locations = dict(zip(kept, argument_locations(program), strict=True))
+    names, arg_names = _names(exported, locations)
     specs = [
-        ArgSpec(name, _shape(aval), aval.dtype)
-        for name, aval in zip(names, exported.in_avals, strict=True)
+        ArgSpec(name, _shape(aval), aval.dtype, keys_of(locations.get(i, ""))[1:])
+        for i, (name, aval) in enumerate(zip(names, exported.in_avals, strict=True))
     ]
     args, kwargs = jax.tree_util.tree_unflatten(exported.in_tree, specs)
 
@@ -290,12 +291,11 @@ def _differences(what: str, avals: Sequence[Aval], types: Sequence[ArrayType]) -
     return wrong
 
 
-def _names(exported: jax.export.Exported, program: Program) -> tuple[list[str], list[str]]:
+def _names(exported: jax.export.Exported, stated: Mapping[int, str]) -> tuple[list[str], list[str]]:
     """Names of the leaves of the arguments, and of the positional arguments.
 
     They are those of the function's parameters where the module states them, as in `p['w'][0]`.
     """
-    stated = dict(zip(exported.module_kept_var_idx, argument_locations(program), strict=True))
     positions = jax.tree_util.tree_unflatten(exported.in_tree, range(exported.in_tree.num_leaves))
     args, kwargs = positions
     found = [parameter_name(tree, stated) for tree in args]

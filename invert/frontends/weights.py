@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from invert._entry import EntryPoint, Param, Shardings, unique
+from invert._entry import ArgSpec, EntryPoint, Param, Shardings, unique
 from invert._errors import SignatureError
 from invert._private.jax import Tree, Value, from_words
 from invert.ir.avals import type_text
@@ -24,7 +24,9 @@ def as_parameters(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
     """The entry point with some of its arguments as parameters; it has none yet.
 
     A parameter is named by its path in the argument, such as `dense/kernel`. The name of the
-    argument comes first if there are several, and stands alone if the argument is an array.
+    argument comes first if there are several, and stands alone if the argument is an array. Where
+    an artifact is read without a class of its arguments, paths are the author's all the same, and
+    values may be objects of the class.
 
     **Arguments:**
 
@@ -48,8 +50,12 @@ def as_parameters(entry: EntryPoint, values: Mapping[str, Tree]) -> EntryPoint:
         if name in chosen:
             problems.append(f"{given!r} is given twice")
         chosen.add(name)
-        arrays, _ = _by_path(value)
+        arrays, given_names = _by_path(value)
         wanted, short = _by_path(known[name])
+        short |= {p: specs[i].keys for p, i in wanted.items() if specs[i].keys not in ((), p)}
+        if authors := _authors_paths(wanted, specs, arrays):
+            wanted = {authors.get(p, p): i for p, i in wanted.items()}
+            short = {p: given_names.get(p, p) for p in wanted}
         problems += [f"{_joined(name, p)} is missing" for p in wanted if p not in arrays]
         problems += [f"there is no {_joined(name, p)}" for p in arrays if p not in wanted]
         for path, i in wanted.items():
@@ -114,6 +120,22 @@ def _by_path(tree: Tree) -> tuple[dict[_Path, Any], dict[_Path, _Path]]:
         boxed = path and boxes[path[:-1]] == 1 and path[-1] == jax.tree_util.GetAttrKey("value")
         arrays[texts], names[texts] = leaf, texts[:-1] if boxed else texts
     return arrays, names
+
+
+def _authors_paths(
+    wanted: Mapping[_Path, int], specs: Sequence[ArgSpec], arrays: Mapping[_Path, Any]
+) -> dict[_Path, _Path]:
+    """The author's paths of arrays that are given by them, not by those of the artifact's tree.
+
+    They differ where an artifact is read without a class of its arguments. An array that the
+    program does not use has no such path; those take the paths that are left, in order.
+    """
+    stated = {path: specs[i].keys for path, i in wanted.items() if specs[i].keys}
+    if not any(keys in arrays and path not in arrays for path, keys in stated.items()):
+        return {}
+    free = [path for path in arrays if path not in stated.values()]
+    rest = [path for path in wanted if path not in stated]
+    return stated | (dict(zip(rest, free, strict=True)) if len(free) == len(rest) else {})
 
 
 def _joined(name: str, path: Sequence[str]) -> str:

@@ -72,3 +72,46 @@ def test_trees_of_unknown_classes_are_tuples(artifact: bytearray) -> None:
             np.testing.assert_array_equal(value, expected)
         gradient = jax.grad(lambda x, run=run: run(x, DT)[1]["energy"])(plain)
         np.testing.assert_array_equal(gradient[1][1], 2 * (X - 2))
+
+
+def test_arguments_of_unknown_classes_keep_their_names(artifact: bytearray) -> None:
+    module = invert.from_exported(artifact)
+    assert "(graph: (float32[3], (float32[3], float32[3])), dt: float32[])" in repr(module)
+
+
+@pytest.mark.parametrize("given", ["object", "dictionary", "tuples"])
+def test_weights_of_unknown_classes_have_the_names_of_their_fields(
+    artifact: bytearray, given: str
+) -> None:
+    trees: dict[str, Any] = {
+        "object": GRAPH,
+        "dictionary": {"nodes": X, "state": {"position": X + 1, "velocity": X - 2}},
+        "tuples": (X, (X + 1, X - 2)),
+    }
+    module: Any = invert.from_exported(artifact, params={"graph": trees[given]})
+    names = ["nodes", "state/position", "state/velocity"]
+    assert list(invert.values(module)) == names
+    source = module.source
+    assert all(f"self.{name.replace('/', '.')}" in source for name in names)
+    want = jax.tree.leaves(jax.jit(step)(GRAPH, DT))
+    for run in (module, module.model):
+        for got, expected in zip(jax.tree.leaves(run(DT)), want, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_a_missing_weight_has_the_name_of_its_field(artifact: bytearray) -> None:
+    with pytest.raises(invert.SignatureError, match="graph/state/velocity is missing"):
+        invert.from_exported(artifact, params={"graph": {"nodes": X, "state": {"position": X}}})
+
+
+def test_unused_weights_of_unknown_classes_take_the_names_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for registry in ("serialization_registry", "deserialization_registry"):
+        monkeypatch.setattr(_export, registry, dict(getattr(_export, registry)))
+    jax.export.register_namedtuple_serialization(Graph, serialized_name="Graph")
+    blob = jax.export.export(jax.jit(lambda g, x: g.state * x))(Graph(X, X + 1), X).serialize()
+    del _export.deserialization_registry["Graph"]
+    module = invert.from_exported(blob, params={"g": Graph(X, X + 1)})
+    assert list(invert.values(module)) == ["nodes", "state"]
+    np.testing.assert_array_equal(module(X), (X + 1) * X)
