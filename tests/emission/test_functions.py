@@ -466,3 +466,20 @@ def test_a_kept_rule_is_named_after_what_it_computes(fn: Any, name: str) -> None
     model: Any = module.model
     np.testing.assert_array_equal(model(x), fn(x))
     np.testing.assert_array_equal(jax.grad(lambda x: model(x).sum())(x), -np.ones_like(x))
+
+
+def test_scopes_that_jax_adds_name_nothing() -> None:
+    def f(x: Any, i: Any) -> Any:
+        def step(_: Any, x: Any) -> Any:
+            return jnp.tanh(x @ x.T @ x) + x
+
+        x = jax.lax.fori_loop(0, 4, step, x, unroll=True)
+        return jax.lax.cond(i > 0, lambda: jnp.tanh(x) - jnp.abs(x) * 2, lambda: jnp.abs(x) + x**3)
+
+    x = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+    module = invert.from_exported(jax.export.export(jax.jit(f))(x, np.int32(1)))
+    source = module.emit(loader=False).source
+    assert "def step(" in source
+    assert "closed_call" not in source
+    assert "branch_" not in source
+    np.testing.assert_array_equal(module.model(x, np.int32(1)), jax.jit(f)(x, np.int32(1)))

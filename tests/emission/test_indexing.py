@@ -467,3 +467,33 @@ def test_layers_take_indices_rather_than_steps_of_them() -> None:
     for raw in ("lax.gather", "lax.scatter", "mask: Bool", "< 0"):
         assert raw not in source
     np.testing.assert_array_equal(module.model(*args), jax.jit(network)(params, *args))
+
+
+def test_lookups_in_a_loop_share_their_indices() -> None:
+    """As a tree of a search, whose arrays are read and written at one node and action."""
+
+    def search(values: Any, visits: Any, parents: Any, actions: Any, node: Any) -> Any:
+        def backward(values: Any, visits: Any, parents: Any, actions: Any, node: Any) -> Any:
+            def step(state: Any) -> Any:
+                values, visits, node = state
+                i, j = parents[node], actions[node]
+                value = values[i, j] + values[i, j] / (1 + visits[i, j])
+                return values.at[i, j].set(value), visits.at[i, j].add(1), i
+
+            return jax.lax.while_loop(lambda s: s[2] > 0, step, (values, visits, node))
+
+        return jax.vmap(backward)(values, visits, parents, actions, node)
+
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(2, 7, 3)).astype(np.float32)
+    parents = np.maximum(np.arange(7, dtype=np.int32) - np.array([[1], [2]], np.int32), 0)
+    actions = rng.integers(-1, 3, (2, 7)).astype(np.int32)
+    args = values, np.zeros((2, 7, 3), np.int32), parents, actions, np.array([6, 5], np.int32)
+    module: Any = invert.from_exported(jax.export.export(jax.jit(search))(*args))
+    source = module.emit(loader=False).source
+    assert "jax.vmap(lambda x, i, j: x[i, j])" in source
+    assert "jax.vmap(lambda x, i, j: x.at[i, j].add(1))" in source
+    for raw in ("lax.gather", "lax.scatter", "concatenate", "< 0", " _ = "):
+        assert raw not in source
+    for got, want in zip(module.model(*args), jax.jit(search)(*args), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -158,6 +158,12 @@ def test_without_gradient_the_derivative_is_refused():
         jax.grad(lambda x: raised(x).sum())(X)
 
 
+def test_refused_derivatives_of_several_results_are_one_function():
+    fn = jax2tf.convert(lambda x: (jnp.sin(x), x * x.sum(), x[0]), with_gradient=False)
+    source = invert.roundtrip(fn, X).emit(loader=False).source
+    assert source.count("@jax.custom_jvp") == 1
+
+
 def test_open_batch():
     def f(x):
         return jnp.reshape(x, (-1,)) * x.shape[0]

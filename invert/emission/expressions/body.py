@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from invert.emission.expressions import helpers, keys, literals, products, pullbacks, spelling
-from invert.emission.expressions.groups import groups_of
+from invert.emission.expressions.groups import groups_of, replaced
 from invert.emission.expressions.library import HIDDEN
 from invert.emission.expressions.spelling import FLOWS
 from invert.emission.expressions.statements import (
@@ -225,7 +225,7 @@ class Body:
         jaxpr = self.graph.jaxpr
         groups = groups_of(self.graph, self.writer)
         self.chosen = _choices(self.graph)
-        inside = {i for group in groups.values() for i in group.covered}
+        inside = replaced(self.graph, groups)
         inside |= {id(choice.eqn) for choice in self.chosen.values() if self._only_chooses(choice)}
         for eqn in jaxpr.eqns:
             if id(eqn) not in inside:

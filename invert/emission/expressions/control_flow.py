@@ -22,7 +22,7 @@ from invert.emission.layers.cut import calls
 from invert.emission.layers.scans import step_of
 from invert.emission.python import syntax
 from invert.emission.python.naming import snake, stem
-from invert.emission.python.nouns import FILLED, PLAIN, STREAM, says
+from invert.emission.python.nouns import FILLED, LOOP_SCOPES, PLAIN, STREAM, says
 from invert.emission.python.syntax import call, number
 from invert.ir import associative_scans, kinds
 from invert.ir.associative_scans import AssociativeScan
@@ -178,6 +178,8 @@ def _jit(file: Writer, body: Body, eqn: Eqn) -> Placed:
     if (copied := _of_package(file, eqn, name)) is not None:
         return Placed(copied, hints=copies.nouns(name), flows=True)
     args = [body.operand(a) for a in eqn.invars]
+    if name in LOOP_SCOPES:  # of a loop that was written out
+        return Placed(file.jitted(closed, "step", args), flows=True)
     return Placed(file.jitted(closed, name, args), hints=[library.noun(name)], flows=True)
 
 

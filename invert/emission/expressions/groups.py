@@ -56,6 +56,20 @@ def groups_of(graph: Graph, writer: Writer) -> dict[int, Group]:
     return finder.groups
 
 
+def replaced(graph: Graph, groups: Mapping[int, Group]) -> set[int]:
+    """The ids of the equations that groups replace, those that several of them share among them."""
+    found = {i for group in groups.values() for i in group.covered}
+    leaves = {a for group in groups.values() for a in group.leaves}
+    inside = found | groups.keys()
+    for eqn in reversed(graph.eqns):
+        users = [u for v in eqn.outvars for u in graph.users.get(v, ())]
+        kept = any(v in leaves or v in graph.results for v in eqn.outvars)
+        if users and not kept and _may_be_twice(eqn) and inside.issuperset(map(id, users)):
+            inside.add(id(eqn))
+            found.add(id(eqn))
+    return found
+
+
 @dataclasses.dataclass
 class _Finder:
     """Finds the groups of a body.
@@ -162,8 +176,8 @@ class _Finder:
         )
 
 
-# The steps that let an index count from the end.
-_WRAPS = frozenset(("lt", "add", "select_n"))
+# The steps that let indices count from the end, and join those of several axes.
+_INDICES = frozenset(("lt", "add", "select_n", "concatenate"))
 
 
 def _may_be_twice(eqn: Eqn) -> bool:
@@ -171,4 +185,4 @@ def _may_be_twice(eqn: Eqn) -> bool:
     if eqn.primitive.name == "broadcast_in_dim":
         return True
     whole = all(not jnp.issubdtype(a.aval.dtype, jnp.inexact) for a in (*eqn.invars, *eqn.outvars))
-    return eqn.primitive.name in _WRAPS and whole
+    return eqn.primitive.name in _INDICES and whole

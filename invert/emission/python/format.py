@@ -145,7 +145,13 @@ def fitted(line: str, limit: int) -> list[str]:
     value, tail = code[len(head) :], ""
     if value.endswith(":"):
         value, tail = value[:-1], ":"
-    return _laid(indent, head, value, tail, limit, free=False)
+    lines = _laid(indent, head, value, tail, limit, free=False)
+    targets = _items(head.removesuffix(" = "))
+    if len(targets) > 1 and any(len(line) > limit for line in lines):
+        inner = indent + " " * _INDENT
+        lines = [indent + "(", *(f"{inner}{target}," for target in targets)]
+        lines += _laid(indent, ") = ", value, tail, limit, free=False)
+    return lines
 
 
 def _laid(indent: str, head: str, value: str, tail: str, limit: int, *, free: bool) -> list[str]:
@@ -361,9 +367,12 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 
 def _items(content: str) -> list[str]:
-    """The items between the commas outside brackets, and outside the targets of a loop."""
+    """The items between the commas outside brackets, and outside the targets of a loop.
+
+    Nor is a comma between the parameters of a lambda one.
+    """
     depth, start = 0, 0
-    targets = False
+    targets = parameters = False
     items: list[str] = []
     for i, character in _code(content):
         depth += (character in _OPEN) - (character in _CLOSE)
@@ -371,7 +380,10 @@ def _items(content: str) -> list[str]:
             targets = content.startswith(" for ", i) or (
                 targets and not content.startswith(" in ", i)
             )
-        if character == "," and depth == 0 and not targets:
+        if depth == 0 and content.startswith("lambda ", i):
+            parameters = True
+        parameters = parameters and not (character == ":" and depth == 0)
+        if character == "," and depth == 0 and not (targets or parameters):
             items.append(content[start:i].strip())
             start = i + 1
     last = content[start:].strip()

@@ -27,12 +27,13 @@ _RECURRENT = re.compile(r"(?<=[a-z])_(lstm|gru|rnn)$")
 # An intermediate sum, such as that of a residual block.
 STREAM = "x"
 _SUMS = ("add", "add_any")
-# The scopes in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
+# The scopes and functions in which JAX lowers the bodies of loops; the last one from jax 0.12 on.
 LOOP_SCOPES = frozenset(("while", "body", "closed_call", "eval_jaxpr"))
 # Scopes that JAX and TensorFlow create for control flow, and TensorFlow for single ops.
 _CONTROL = LOOP_SCOPES | frozenset(
     "cond scan map case tensordot mat_mul bias_add moments convolution".split()
 )
+_BRANCH = re.compile(r"branch_\d+_fun")
 # The hint for a product, which is named after its factors.
 PRODUCT = "*"
 
@@ -170,6 +171,6 @@ def of_scope(eqn: Eqn, path: Sequence[str]) -> str:
     scopes = names_of(eqn)
     if not scopes or scopes[-1] in path or of_layer(scopes[-1]) in _CONTROL:
         return PLAIN
-    if not re.fullmatch(r"[A-Za-z]\w*", scopes[-1]):
+    if not re.fullmatch(r"[A-Za-z]\w*", scopes[-1]) or _BRANCH.fullmatch(scopes[-1]):
         return PLAIN
     return of_layer(scopes[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -65,8 +66,10 @@ def _stop_gradient(x: Array) -> Array:
 def _prevent_gradient(x: Array, *, ctx: Context, node: Node, message: str) -> Array:
     if not jax.dtypes.issubdtype(x.dtype, np.inexact):
         return x  # it has no derivative
-    forbids = f"tf.PreventGradient ({node.location}) forbids the derivative"
-    text = f"{forbids}: {message or 'no message'}"
+    # A name that TensorFlow gave says nothing, and would tell equal nodes apart.
+    numbered = re.fullmatch(r"PreventGradient(_\d+)?", node.name) is not None
+    place = "" if numbered else f" ({node.location})"
+    text = f"tf.PreventGradient{place} forbids the derivative: {message or 'no message'}"
     if ctx.config.prevent_gradient == "warn":
         return without_derivative(text, warn=True)(x)
     return without_derivative(f'{text}. Config(prevent_gradient="warn") allows it.')(x)
