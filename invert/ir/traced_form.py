@@ -438,6 +438,11 @@ def _is_plain_reshape(eqn: Eqn) -> bool:
 
 def _returned(eqn: Eqn) -> int | None:
     """The operand that an identity, such as a copy, `x[:]`, `x + 0` or an empty pad, returns."""
+    if eqn.primitive.name == "select_n":
+        # Of integers that branches use, which all run under `jax.vmap`.
+        x, *others = eqn.invars[1:]
+        exact = is_var(x) and x.aval.dtype.kind in "biu"
+        return 1 if exact and all(other is x for other in others) else None
     # JAX reshapes some scalars to scalars.
     if eqn.primitive.name == "slice" or _is_plain_reshape(eqn):
         whole = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape

@@ -479,7 +479,30 @@ def test_scopes_that_jax_adds_name_nothing() -> None:
     x = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
     module = invert.from_exported(jax.export.export(jax.jit(f))(x, np.int32(1)))
     source = module.emit(loader=False).source
-    assert "def step(" in source
-    assert "closed_call" not in source
-    assert "branch_" not in source
+    for name in ("closed_call", "eval_jaxpr", "branch_"):
+        assert name not in source
     np.testing.assert_array_equal(module.model(x, np.int32(1)), jax.jit(f)(x, np.int32(1)))
+
+
+def test_mapped_branches_take_integers_and_keys_as_they_are() -> None:
+    def f(x: Any, n: Any, key: Any, i: Any) -> Any:
+        def branches(x: Any, n: Any, key: Any, i: Any) -> Any:
+            def drawn(x: Any, n: Any, key: Any) -> Any:
+                return x + jax.random.uniform(key, x.shape)
+
+            return jax.lax.switch(i, [lambda x, n, key: x * n, drawn], x, n, key)
+
+        keys = jax.vmap(jax.random.wrap_key_data)(key)
+        return jax.vmap(branches)(x, n, keys, i)
+
+    keys = np.arange(8, dtype=np.uint32).reshape(4, 2)
+    x, n = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2), np.arange(4, dtype=np.int32)
+    args = x, n, keys, np.array([0, 1, 1, 0], np.int32)
+    module: Any = invert.from_exported(jax.export.export(jax.jit(f))(*args))
+    source = module.emit(loader=False).source
+    assert not re.search(r"where\(.*, (\w+), \1\)", source)
+    assert module.report.certificate.kind == "exact"
+    for run in (module, module.model):
+        np.testing.assert_array_equal(
+            jax.jit(lambda *a, run=run: run(*a))(*args), jax.jit(f)(*args)
+        )
