@@ -148,7 +148,7 @@ def test_a_saved_model_as_text(tmp_path: Path) -> None:
 
 
 def test_an_object_graph_as_text(tmp_path: Path) -> None:
-    module = tf.Module()
+    module: Any = tf.Module()
     spec = tf.TensorSpec((None, 4), tf.float64)
     module.f = tf.function(lambda x: {"y": -x}, [spec])
     tf.saved_model.save(module, str(tmp_path))
