@@ -12,6 +12,7 @@ from invert._config import Config
 from invert._entry import EntryPoint
 from invert._errors import MalformedModelError, SignatureError, unreadable
 from invert._files import content_of
+from invert.frontends.folder import GRAPHS
 from invert.modules import save
 
 Kind = Literal["saved", "saved_model", "keras", "graph", "stablehlo", "exported"]
@@ -29,14 +30,6 @@ NAMES: dict[Kind, str] = {
 _MLIR = b"ML\xefR"
 _NODES = b"\n"  # the tag of the first field of a GraphDef, and a line break in text
 _FUNCTION = b"func.func"  # in MLIR, only as text
-# Texts that are no models, by suffix, and remedies.
-_TEXTS = {
-    ".json": ("JSON; a configuration of Keras holds no weights", "Save the model as `.keras`."),
-    ".pbtxt": (
-        "a graph as text, which is not read",
-        "Load it with TensorFlow, and write it with `as_text=False`.",
-    ),
-}
 # The most outputs of a graph that an error names.
 _MOST_NAMES = 5
 _ZIP = b"PK\x03\x04"
@@ -47,7 +40,7 @@ _HDF5_MODEL = b"model_config"  # the attribute that holds a model, apart from it
 def place_of(path: str | os.PathLike[str]) -> Path:
     """The path of a container; for a file of a SavedModel, its directory."""
     place = Path(path)
-    return place.parent if place.name == "saved_model.pb" and os.path.isfile(place) else place
+    return place.parent if place.name in GRAPHS and os.path.isfile(place) else place
 
 
 def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
@@ -83,7 +76,7 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
         )
     if data.startswith(_HDF5):
         return "keras"
-    if place.suffix == ".meta":
+    if place.suffix in (".meta", ".pbtxt"):
         return "graph"
     if place.suffix == ".pb":
         return "stablehlo" if place.name.endswith(".hlo.pb") and not named else "graph"
@@ -91,14 +84,18 @@ def kind_of(path: str | os.PathLike[str], *, named: bool = False) -> Kind:
         return "graph"
     if _MLIR in data:
         return "exported"
-    if place.suffix in _TEXTS:
-        raise MalformedModelError(f"{place} is {_TEXTS[place.suffix][0]}", _TEXTS[place.suffix][1])
+    if place.suffix == ".json":
+        raise MalformedModelError(
+            f"{place} is JSON; a configuration of Keras holds no weights",
+            remedy="Save the model as `.keras`.",
+        )
     if _is_text(data):
         return "stablehlo"
     raise MalformedModelError(
         f"{place} is not a model of a known format",
         remedy="Pass a SavedModel directory, a directory written by invert.save, a .keras or .h5 "
-        "file, a graph (.pb or .meta), StableHLO as text or bytecode, or a jax.export artifact.",
+        "file, a graph (.pb, .pbtxt or .meta), StableHLO as text or bytecode, or a jax.export "
+        "artifact.",
     )
 
 

@@ -189,7 +189,6 @@ def test_paths_that_lead_nowhere(path: str, remedy: str) -> None:
     ("file", "remedy"),
     [
         ("2/saved_model.pb", "such as .*2"),
-        ("saved_model.pbtxt", "as text"),
         ("saved_model.cpb", "in several files"),
         ("other", "the directory that holds"),
     ],

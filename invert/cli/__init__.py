@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
 
 _Commands = Any  # the result of `add_subparsers`, whose class is private
 _MODEL = (
-    "a SavedModel directory, a .keras file, a GraphDef (.pb), StableHLO (text or bytecode), a "
-    "jax.export artifact, or a directory that invert has written"
+    "a SavedModel directory, a .keras file, a GraphDef (.pb or .pbtxt), StableHLO (text or "
+    "bytecode), a jax.export artifact, or a directory that invert has written"
 )
 
 

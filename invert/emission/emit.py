@@ -606,8 +606,8 @@ class _Variant:
         every = [e for program in programs for e in program.eqns]
         self.paths |= cut.named_by_scope(every, named)
         for body in self.bodies:
-            program, own = body.program, body.parameters
-            body.root = self._layer(program, own, (), file, alone=False, around=False)
+            inner = body.parameters
+            body.root = self._layer(body.program, inner, (), file, alone=False, around=False)
         eqns = [
             e if (body := e.params.get(cut.BODY)) is None else body.closed(body.root.steps)
             for e in cut_by.eqns

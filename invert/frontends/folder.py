@@ -19,6 +19,8 @@ from invert.protos.messages import parse
 from invert.protos.types import AssetFileDef, MetaGraphDef
 
 _ASSETS = "saved_model_assets"
+# The files that may hold the graph, as bytes and as text; TensorFlow reads the first that exists.
+GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
 _REMEDY = (
     "If you trust the model, copy it with the files that its links lead to (`cp -rL`), and the "
     "assets into its folder."
@@ -63,7 +65,7 @@ def files_of(directory: Path, assets: Sequence[str]) -> Files:
     roots = _roots(directory)
     variables = directory / "variables"
     names = sorted(os.listdir(variables)) if variables.is_dir() else []
-    places = [PurePosixPath("saved_model.pb"), *(PurePosixPath("variables", n) for n in names)]
+    places = [*map(PurePosixPath, GRAPHS), *(PurePosixPath("variables", n) for n in names)]
     for name in dict.fromkeys(assets):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "://" in name or "\0" in name:
@@ -108,14 +110,15 @@ def stand_in(files: Files, graph: bytes | None) -> tempfile.TemporaryDirectory[s
 
     **Arguments:**
 
-    - `graph`: the content of `saved_model.pb`; `None` for the file of the model.
+    - `graph`: the content of `saved_model.pb`; `None` for the files of the model.
     """
     made = tempfile.TemporaryDirectory(prefix="invert-")
+    if graph is not None:
+        Path(made.name, GRAPHS[0]).write_bytes(graph)
     for place, file in files.found.items():
+        if graph is not None and str(place) in GRAPHS:
+            continue
         target = Path(made.name, place)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if graph is not None and place.name == "saved_model.pb" and len(place.parts) == 1:
-            target.write_bytes(graph)
-        else:
-            target.symlink_to(file)
+        target.symlink_to(file)
     return made

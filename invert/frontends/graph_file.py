@@ -12,8 +12,9 @@ from invert._errors import MalformedModelError
 from invert._files import content_of
 from invert.frontends import saved_graph
 from invert.frontends.folder import Files
-from invert.protos.messages import parse
-from invert.protos.types import MetaGraphDef
+from invert.protos.file_parts import TEXT
+from invert.protos.messages import parse, parse_text
+from invert.protos.types import GraphDef, MetaGraphDef
 from invert.tf.graph.library import Library
 
 
@@ -22,8 +23,9 @@ def read(path: str | os.PathLike[str]) -> tuple[Library, Mapping[str, Param]]:
 
     **Arguments:**
 
-    - `path`: a `GraphDef`, or the `.meta` file that `tf.compat.v1.train.Saver` writes beside the
-        checkpoint of the same name. A graph without variables needs no checkpoint.
+    - `path`: a `GraphDef`, as text if its name ends in `.pbtxt`, or the `.meta` file that
+        `tf.compat.v1.train.Saver` writes beside the checkpoint of the same name. A graph without
+        variables needs no checkpoint.
 
     **Raises:** `MalformedModelError`.
     """
@@ -34,6 +36,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Library, Mapping[str, Param]]:
             remedy="Pass the path of a file, a GraphDef, or its bytes.",
         )
     data = content_of(place)
+    if place.suffix == TEXT:
+        return Library.of(parse_text(GraphDef, data, f"{place}")), {}
     if place.suffix != ".meta":
         return Library.of(data), {}
     meta = parse(MetaGraphDef, data, f"{place}")

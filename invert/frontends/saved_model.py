@@ -25,7 +25,7 @@ from invert._errors import (
     unreadable,
 )
 from invert.frontends import saved_graph
-from invert.frontends.folder import Files, assets_of, files_of
+from invert.frontends.folder import GRAPHS, Files, assets_of, files_of
 from invert.frontends.graph_entry import function_entry
 from invert.frontends.saved_objects import Concrete, SavedFunction, SavedObjects, captured
 from invert.frontends.signature import (
@@ -40,7 +40,6 @@ from invert.frontends.signature import (
 )
 from invert.ir.types import Value
 from invert.protos import file_parts
-from invert.protos.messages import parse
 from invert.protos.ops import op_def
 from invert.protos.tensors import decode_dtype, is_type, type_name
 from invert.protos.types import MetaGraphDef, SavedModel
@@ -113,7 +112,7 @@ def entry_points(
 
     **Arguments:**
 
-    - `path`: the directory that holds `saved_model.pb`.
+    - `path`: the directory that holds `saved_model.pb` or `saved_model.pbtxt`.
     - `signature`: name of the function or signature to read; `None` for all.
     - `tags`: tags of the graph to read, if there are several.
     - `config`: options.
@@ -226,7 +225,7 @@ def _listing(points: Mapping[str, EntryPoint]) -> str:
 
 def read_proto(directory: Path) -> SavedModel:
     """The `SavedModel` message of a directory, whole."""
-    return _read(directory, lambda kind, file: (parse(kind, file.read_bytes(), str(file)), None))[0]
+    return _read(directory, lambda kind, file: (file_parts.read_whole(kind, file), None))[0]
 
 
 # Files of a checkpoint of orbax.
@@ -240,7 +239,8 @@ def _read(
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise MalformedModelError(f"{directory} {what}", remedy="Pass a SavedModel directory.")
-    file = directory / "saved_model.pb"
+    places = [directory / name for name in GRAPHS]
+    file = next(filter(Path.is_file, places), places[0])
     is_model = file.is_file()
     # A model may be exported into the folder of its checkpoint.
     if not is_model and _is_of_orbax(directory):
@@ -277,21 +277,13 @@ def _is_of_orbax(directory: Path) -> bool:
     )
 
 
-# Other forms in which TensorFlow writes the graph of a SavedModel.
-_OTHER_FORMS = {
-    "saved_model.pbtxt": "as text, which is not read",
-    "saved_model.cpb": "in several files, which are not read",
-}
-
-
 def _other(directory: Path) -> str:
     """The remedy for a folder without a graph of its own."""
-    for name, form in _OTHER_FORMS.items():
-        if (directory / name).exists():
-            return (
-                f"Its {name} holds the graph {form}: load it with TensorFlow, and save it again "
-                "with the default options."
-            )
+    if (directory / "saved_model.cpb").exists():
+        return (
+            "Its saved_model.cpb holds the graph in several files, which are not read: load it "
+            "with TensorFlow, and save it again with the default options."
+        )
     # TensorFlow Serving and Kaggle keep one folder per version.
     inner = [str(f.parent) for f in directory.glob("*/saved_model.pb") if f.is_file()]
     if inner:

@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from invert.ir.arrays import aligned_room
-from invert.protos.messages import Cut, M, cut, message, own, parse
+from invert.protos.messages import Cut, M, cut, message, own, parse, parse_text
 from invert.protos.types import GraphDef, NodeDef
 
 T = TypeVar("T")
@@ -22,6 +22,8 @@ T = TypeVar("T")
 _LARGE = 1 << 16
 _LARGE_MESSAGE = 1 << 22
 _CHUNK = 1 << 22
+
+TEXT = ".pbtxt"
 
 
 class FilePart:
@@ -125,13 +127,22 @@ class FileParts:
 NO_PARTS = FileParts({})
 
 
+def read_whole(kind: type[M], path: Path) -> M:
+    """Read a message from a file: text if its name ends in `.pbtxt`.
+
+    **Raises:** `MalformedModelError`; `OSError`.
+    """
+    read = parse_text if path.suffix == TEXT else parse
+    return read(kind, path.read_bytes(), str(path))
+
+
 def read_message(kind: type[M], path: Path) -> tuple[M, FileParts]:
     """Read a message from a file, leaving its large programs and constants there.
 
     **Raises:** `MalformedModelError`; `OSError`.
     """
-    if path.stat().st_size < _LARGE:
-        return parse(kind, path.read_bytes(), str(path)), NO_PARTS
+    if path.suffix == TEXT or path.stat().st_size < _LARGE:
+        return read_whole(kind, path), NO_PARTS
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     data, parts = _without(kind.__qualname__, mapped)

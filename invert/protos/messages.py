@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError, Message
 
 from invert._errors import MalformedModelError
@@ -82,6 +82,10 @@ def described() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(
         name="invert/tensorflow.proto", package=_PACKAGE, syntax="proto3"
     )
+    for name, numbers in types.ENUMS.items():
+        values = file.enum_type.add(name=name).value
+        for label, number in numbers.items():
+            values.add(name=label, number=number)
     tables = fields()
     for name, rows in tables.items():
         message = file.message_type.add(name=_flat(name))
@@ -117,7 +121,7 @@ def _set_type(field: _Proto, kind: str) -> None:
     if kind in _SCALARS:
         field.type = getattr(_Proto, f"TYPE_{kind.upper()}")
     else:
-        field.type = _Proto.TYPE_MESSAGE
+        field.type = _Proto.TYPE_ENUM if kind in types.ENUMS else _Proto.TYPE_MESSAGE
         field.type_name = f".{_PACKAGE}.{_flat(kind)}"
 
 
@@ -149,6 +153,30 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
         raise MalformedModelError(
             f"{where} cannot be read as a {name}: {_fault(name, data)}"
         ) from error
+
+
+_LONGEST_FAULT = 200
+
+
+def parse_text(kind: type[M], data: bytes, where: str) -> M:
+    """Read a message that was written as text, as in `.pbtxt` files.
+
+    **Raises:** `MalformedModelError` with the line and column.
+    """
+    name = kind.__qualname__
+    made = cast("Message", message(kind)())
+    try:
+        text_format.Parse(data, made, allow_unknown_field=True)
+    except text_format.ParseError as error:
+        fault = f"{error}" or "it is not UTF-8"
+        if len(fault) > _LONGEST_FAULT:  # it quotes the line
+            fault = f"{fault[: _LONGEST_FAULT // 2]} ... {fault[-_LONGEST_FAULT // 2 :]}"
+        raise MalformedModelError(f"{where} is not the text of a {name}: {fault}") from error
+    except RecursionError as error:
+        raise MalformedModelError(f"{where} is nested too deeply") from error
+    if data.strip() and not made.ListFields():
+        raise MalformedModelError(f"{where} has no field of a {name}")
+    return cast("M", made)
 
 
 def own(given: object, kind: type[M], where: str) -> M:

@@ -1,8 +1,8 @@
 """TensorFlow's messages (2.21) as types, from which their schema is read.
 
 Only fields that are read, and all of a oneof group, are listed; others are kept as they are. A
-field is annotated with its type, its number and the name of its oneof group. Enums are `int32`,
-which has the same encoding. `invert.protos.messages` makes the objects.
+field is annotated with its type, its number and the name of its oneof group. Enums that no graph as
+text holds are `int32`, which has the same encoding. `invert.protos.messages` makes the objects.
 """
 
 from __future__ import annotations
@@ -21,6 +21,34 @@ else:
 int64 = int32 = uint64 = uint32 = sint64 = fixed32 = int
 double = float
 string = str
+DataType = TypeSpecClass = SaverVersion = int
+
+_DATA_TYPES = (
+    "FLOAT DOUBLE INT32 UINT8 INT16 INT8 STRING COMPLEX64 INT64 BOOL QINT8 QUINT8 QINT32 BFLOAT16 "
+    "QINT16 QUINT16 UINT16 COMPLEX128 HALF RESOURCE VARIANT UINT32 UINT64 FLOAT8_E5M2 "
+    "FLOAT8_E4M3FN FLOAT8_E4M3FNUZ FLOAT8_E4M3B11FNUZ FLOAT8_E5M2FNUZ INT4 UINT4 INT2 UINT2 "
+    "FLOAT4_E2M1FN"
+).split()
+_SPECS = (
+    "SPARSE_TENSOR INDEXED_SLICES RAGGED_TENSOR TENSOR_ARRAY DATA_DATASET DATA_ITERATOR OPTIONAL "
+    "PER_REPLICA VARIABLE ROW_PARTITION"
+).split()
+
+# The numbers of the names that stand for them in text.
+ENUMS = {
+    "DataType": {
+        "DT_INVALID": 0,
+        **{f"DT_{name}": number for number, name in enumerate(_DATA_TYPES, 1)},
+        **{f"DT_{name}_REF": number for number, name in enumerate(_DATA_TYPES, 101)},
+    },
+    "TypeSpecClass": {
+        "UNKNOWN": 0,
+        **{f"{name}_SPEC": number for number, name in enumerate(_SPECS, 1)},
+        "REGISTERED_TYPE_SPEC": 12,
+        "EXTENSION_TYPE_SPEC": 13,
+    },
+    "SaverVersion": {"LEGACY": 0, "V1": 1, "V2": 2},
+}
 
 
 class SavedModel(Message):
@@ -47,7 +75,7 @@ class OpList(Message):
 class OpDef(Message):
     class ArgDef(Message):
         name: Annotated[string, 1]
-        type: Annotated[int32, 3]
+        type: Annotated[DataType, 3]
         type_attr: Annotated[string, 4]
         number_attr: Annotated[string, 5]
         type_list_attr: Annotated[string, 6]
@@ -88,7 +116,7 @@ class AttrValue(Message):
         i: Annotated[MutableSequence[int64], 3]
         f: Annotated[MutableSequence[float], 4]
         b: Annotated[MutableSequence[bool], 5]
-        type: Annotated[MutableSequence[int32], 6]
+        type: Annotated[MutableSequence[DataType], 6]
         shape: Annotated[Messages[TensorShapeProto], 7]
         tensor: Annotated[Messages[TensorProto], 8]
         func: Annotated[Messages[NameAttrList], 9]
@@ -97,7 +125,7 @@ class AttrValue(Message):
     i: Annotated[int64, 3, "value"]
     f: Annotated[float, 4, "value"]
     b: Annotated[bool, 5, "value"]
-    type: Annotated[int32, 6, "value"]
+    type: Annotated[DataType, 6, "value"]
     shape: Annotated[TensorShapeProto, 7, "value"]
     tensor: Annotated[TensorProto, 8, "value"]
     list: Annotated[AttrValue.ListValue, 1, "value"]
@@ -106,7 +134,7 @@ class AttrValue(Message):
 
 
 class TensorProto(Message):
-    dtype: Annotated[int32, 1]
+    dtype: Annotated[DataType, 1]
     tensor_shape: Annotated[TensorShapeProto, 2]
     tensor_content: Annotated[bytes, 4]
     half_val: Annotated[MutableSequence[int32], 13]
@@ -182,7 +210,7 @@ class SaverDef(Message):
     filename_tensor_name: Annotated[string, 1]
     restore_op_name: Annotated[string, 3]
     sharded: Annotated[bool, 5]
-    version: Annotated[int32, 7]
+    version: Annotated[SaverVersion, 7]
 
 
 class CollectionDef(Message):
@@ -225,12 +253,12 @@ class TensorInfo(Message):
     name: Annotated[string, 1, "encoding"]
     coo_sparse: Annotated[TensorInfo.CooSparse, 4, "encoding"]
     composite_tensor: Annotated[TensorInfo.CompositeTensor, 5, "encoding"]
-    dtype: Annotated[int32, 2]
+    dtype: Annotated[DataType, 2]
     tensor_shape: Annotated[TensorShapeProto, 3]
 
 
 class TypeSpecProto(Message):
-    type_spec_class: Annotated[int32, 1]
+    type_spec_class: Annotated[TypeSpecClass, 1]
     type_state: Annotated[StructuredValue, 2]
     type_spec_class_name: Annotated[string, 3]
 
@@ -242,7 +270,7 @@ class StructuredValue(Message):
     string_value: Annotated[string, 13, "kind"]
     bool_value: Annotated[bool, 14, "kind"]
     tensor_shape_value: Annotated[TensorShapeProto, 31, "kind"]
-    tensor_dtype_value: Annotated[int32, 32, "kind"]
+    tensor_dtype_value: Annotated[DataType, 32, "kind"]
     tensor_spec_value: Annotated[TensorSpecProto, 33, "kind"]
     type_spec_value: Annotated[TypeSpecProto, 34, "kind"]
     bounded_tensor_spec_value: Annotated[BoundedTensorSpecProto, 35, "kind"]
@@ -260,13 +288,13 @@ class NoneValue(Message): ...
 class TensorSpecProto(Message):
     name: Annotated[string, 1]
     shape: Annotated[TensorShapeProto, 2]
-    dtype: Annotated[int32, 3]
+    dtype: Annotated[DataType, 3]
 
 
 class BoundedTensorSpecProto(Message):
     name: Annotated[string, 1]
     shape: Annotated[TensorShapeProto, 2]
-    dtype: Annotated[int32, 3]
+    dtype: Annotated[DataType, 3]
     minimum: Annotated[TensorProto, 4]
     maximum: Annotated[TensorProto, 5]
 
@@ -344,7 +372,7 @@ class FunctionSpec(Message):
 
 
 class SavedVariable(Message):
-    dtype: Annotated[int32, 1]
+    dtype: Annotated[DataType, 1]
     shape: Annotated[TensorShapeProto, 2]
     trainable: Annotated[bool, 3]
     name: Annotated[string, 6]
@@ -387,7 +415,7 @@ class BundleHeaderProto(Message):
 
 
 class BundleEntryProto(Message):
-    dtype: Annotated[int32, 1]
+    dtype: Annotated[DataType, 1]
     shape: Annotated[TensorShapeProto, 2]
     shard_id: Annotated[int32, 3]
     offset: Annotated[int64, 4]

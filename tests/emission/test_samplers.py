@@ -226,6 +226,24 @@ def test_a_program_whose_loop_uses_a_parameter_elsewhere_is_spelled_out() -> Non
     np.testing.assert_array_equal(module.model(x), jax.jit(run)(params, x))  # pyright: ignore
 
 
+def test_parameters_that_only_the_program_around_the_loop_uses_are_fields() -> None:
+    new = weights(5)
+    params = {"cell": {"kernel": new(4, 4), "bias": new(4)}, "first": new(1, 4), "scale": new(4)}
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+    def run(p: Params, x: Any) -> Any:
+        def step(i: Any, y: Any) -> Any:
+            return jnp.tanh(linear(y, p["cell"]))
+
+        start = jnp.where(x > 0, p["first"], step(0, jnp.broadcast_to(p["first"], x.shape)))
+        return lax.fori_loop(0, 3, step, start) * p["scale"]
+
+    module = _emitted(run, params, x)
+    assert _calls(module.source) == ["self.cell"]
+    assert "self.first" in module.source
+    np.testing.assert_array_equal(module.model(x), jax.jit(run)(params, x))  # pyright: ignore
+
+
 def test_a_layer_that_is_applied_over_and_over_is_called_in_a_loop() -> None:
     new = weights(6)
     params = {

@@ -72,6 +72,16 @@ class Albert(nn.Module):
         return nn.Dense(2, name="head")(x[:, 0])
 
 
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        rows, state = nn.Dense(6, name="rows"), nn.Dense(6, name="state")
+        y = jnp.zeros((x.shape[0], 6))
+        for i in range(3):
+            y = jnp.tanh(rows(x[:, i]) + state(y))
+        return y
+
+
 class Queried(nn.Module):
     @nn.compact
     def __call__(self, x: Any, memory: Any, query: Any) -> Any:
@@ -178,6 +188,11 @@ def test_calls_that_differ_are_not_one_layer() -> None:
     assert emission.source.count("self.attention(") == 3 + 1  # in `Cross`
     assert emission.source.count("self.cross(") == 3
     assert not any(f.startswith("layer: ") for f in _classes(emission)["Perceiver"])
+
+
+def test_a_layer_whose_first_call_is_given_zeros() -> None:
+    emission, run, x = _text(Recurrent())
+    _compare(emission, run, x)
 
 
 def test_a_list_whose_first_layer_begins_with_zeros() -> None:

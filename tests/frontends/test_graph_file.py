@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
 import invert
 from invert.cli import main
 
 tf = pytest.importorskip("tensorflow")
+saved_model_pb2 = pytest.importorskip("tensorflow.core.protobuf.saved_model_pb2")
 v1 = tf.compat.v1
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -92,10 +94,66 @@ def test_the_path_of_a_graph(trained: Any, tmp_path: Path) -> None:
         invert.convert_graphdef(tmp_path / "none.pb", ["x:0"], OUT)
 
 
+def test_json_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(invert.MalformedModelError, match="holds no weights"):
+        invert.load(tmp_path / "model.json")
+
+
+def test_a_graph_as_text(trained: Any, tmp_path: Path) -> None:
+    graph = v1.GraphDef.FromString(trained[0].with_name("frozen.pb").read_bytes())
+    place = tf.io.write_graph(graph, str(tmp_path), "graph.pbtxt", as_text=True)
+    module = invert.convert_graphdef(place, ["x:0"], ["net/out:0"])
+    np.testing.assert_allclose(module(X), trained[1], rtol=1e-6)
+    assert main(["inspect", place]) == 0
+    with pytest.raises(invert.SignatureError, match="does not name its inputs"):
+        invert.load(place)
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"), [("graph.pbtxt", "graph as text"), ("model.json", "holds no weights")]
+    ("text", "reason"),
+    [
+        ("node { name: 'x'", 'Expected "}"'),
+        ("node { attr { key: 'T' value { type: DT_NONE } } }", "no value named DT_NONE"),
+        ("\xff", "not UTF-8"),
+        ("node { name: 'x' " + "]" * 9999, "]]] ... "),
+        ("meta_info_def {}", "no field of a GraphDef"),
+        ("node { " * 9999, "nested too deeply"),
+        (" ", "is empty"),
+    ],
 )
-def test_texts_that_are_no_models(name: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(invert.MalformedModelError, match=reason):
-        invert.load(tmp_path / name)
+def test_text_that_is_not_a_graph(text: str, reason: str, tmp_path: Path) -> None:
+    place = tmp_path / "graph.pbtxt"
+    place.write_bytes(text.encode("latin-1"))
+    with pytest.raises(invert.MalformedModelError) as error:
+        invert.load(place)
+    assert reason in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_a_saved_model_as_text(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        scale = v1.get_variable("scale", (4,), use_resource=False)
+        y = x * scale + 1.0
+        session.run(scale.initializer)
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
+        file = builder.save(as_text=True).decode()
+        want = session.run(y, {x: X})
+    assert file.endswith("pbtxt")
+    np.testing.assert_array_equal(invert.load(file)(X)["y"], want)
+    assert main(["convert", "--verify", str(tmp_path / "model"), "-o", str(tmp_path / "out")]) == 0
+
+
+def test_an_object_graph_as_text(tmp_path: Path) -> None:
+    module: Any = tf.Module()
+    spec = tf.TensorSpec((None, 4), tf.float64)
+    module.f = tf.function(lambda x: {"y": -x}, [spec])
+    tf.saved_model.save(module, str(tmp_path))
+    file = tmp_path / "saved_model.pb"
+    proto = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    file.with_suffix(".pbtxt").write_text(text_format.MessageToString(proto))
+    file.unlink()
+    np.testing.assert_array_equal(invert.load(tmp_path)(X.astype("d"))["y"], -X)

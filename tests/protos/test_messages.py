@@ -35,6 +35,8 @@ ROOTS: dict[str, Any] = {
     "BundleEntryProto": tensor_bundle_pb2.BundleEntryProto,
     "TrackableObjectGraph": trackable_object_graph_pb2.TrackableObjectGraph,
 }
+# Enums that no graph as text holds, and which are integers here.
+BINARY_ENUMS = ["BundleHeaderProto.endianness"]
 
 
 def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]:
@@ -52,7 +54,14 @@ def _differences(ours: Any, theirs: Any, path: str, seen: set[str]) -> list[str]
         if field.message_type is not None:
             found += _differences(field.message_type, other.message_type, where, seen)
             continue
-        wanted = field.TYPE_INT32 if other.enum_type else other.type
+        wanted = other.type
+        if field.enum_type is not None and other.enum_type is not None:
+            names = [{v.name: v.number for v in f.enum_type.values} for f in (field, other)]
+            wanted = field.type if names[0] == names[1] else None
+        elif other.enum_type is not None and where not in BINARY_ENUMS:
+            wanted = other.TYPE_ENUM
+        elif other.enum_type is not None:
+            wanted = field.TYPE_INT32
         groups = [getattr(f.containing_oneof, "name", "") for f in (field, other)]
         if field.type != wanted or groups[0] != groups[1]:
             found.append(where)

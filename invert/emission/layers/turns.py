@@ -80,12 +80,16 @@ class _Visits:
             if v not in self.results and all(within[i] for i in self.users.get(v, ()))
         }
         # Others are arguments, such as the latents that the first call gets.
-        fixed: set[Atom] = set(self.owned)
+        # What leaves the scope is the result of a call: of the one with a first state of zeros.
+        fixed: dict[Atom, bool] = dict.fromkeys(self.owned, True)
+        scope = {i: 0 for i, is_within in enumerate(within) if is_within}
         self.constant: list[bool] = []
-        for eqn in self.eqns:
-            self.constant.append(not eqn.effects and all(a in fixed for a in _read(eqn)))
+        for i, eqn in enumerate(self.eqns):
+            constant = not eqn.effects and all(a in fixed for a in _read(eqn))
+            own = constant and any(fixed[a] for a in _read(eqn))
+            self.constant.append(constant and not (own and self._leaves(i, scope)))
             if self.constant[-1]:
-                fixed.update(eqn.outvars)
+                fixed |= dict.fromkeys(eqn.outvars, own)
         self.path, self.inside = path, self._under(path)
 
     def _under(self, path: Path) -> set[int]:
