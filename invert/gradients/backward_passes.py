@@ -42,6 +42,7 @@ from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import custom_gradient_p, parts
 from invert.ir.graph import Graph, computed_from, from_outside, in_order, is_var, read_by, reads
 from invert.ir.jaxprs import (
+    has_wide_types,
     map_equations,
     map_jaxprs,
     names_in,
@@ -93,10 +94,12 @@ def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJax
     Values are the same. What lowering hides in a derivative comes back: where it stops, and that
     updates out of bounds are dropped.
     """
-    constants = consts_of(closed)
-    if (found := with_gradients(constants_as_arguments(open_jaxpr(closed)), recognize)) is None:
-        return closed
-    traced = lowered(found)
+    constants, program = consts_of(closed), constants_as_arguments(open_jaxpr(closed))
+    # Rules such as that of `cholesky` count rows with JAX's default integers.
+    with jax.enable_x64(has_wide_types(program)):
+        if (found := with_gradients(program, recognize)) is None:
+            return closed
+        traced = lowered(found)
     if value_and_grad_p.name in names_in(traced):
         return closed  # it holds an array
     if not constants:
@@ -608,9 +611,20 @@ _KINDS = kinds.CONTRACTIONS, frozenset(("scan",)), frozenset(("cond",))
 
 
 def _kinds(eqns: Sequence[Eqn]) -> set[frozenset[str]]:
-    names = {e.primitive.name for e in eqns}
-    names.update(*(names_in(j) for e in eqns for j in sub_jaxprs(e)))
+    names = {name for e in eqns for name in _names_differentiated(e)}
     return {kind for kind in _KINDS if not kind.isdisjoint(names)}
+
+
+def _names_differentiated(eqn: Eqn) -> Iterator[str]:
+    """The names of the primitives that JAX differentiates, and not a rule."""
+    yield eqn.primitive.name
+    if eqn.primitive.name in kinds.WITH_RULES:
+        return
+    for jaxpr in sub_jaxprs(eqn):
+        if kinds.WITH_RULES.isdisjoint(names_in(jaxpr)):
+            yield from names_in(jaxpr)
+        else:
+            yield from itertools.chain.from_iterable(map(_names_differentiated, jaxpr.eqns))
 
 
 def _type(v: Var) -> Hashable:
@@ -619,7 +633,7 @@ def _type(v: Var) -> Hashable:
 
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
-    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _with_less_sorted)
+    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _undifferentiated)
     known: set[Hashable] = set()
     for whole in (*with_checkpointed_parts(graph.jaxpr, alone), alone):
         for form in _recognized(_forms(whole), whole, recognize):
@@ -662,6 +676,50 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
         return [], eqn.invars
 
     return rewritten(jaxpr, idle)
+
+
+def _undifferentiated(jaxpr: Jaxpr) -> Jaxpr:
+    """The equations of a function without what JAX adds to them where it differentiates it."""
+    return _called_once(_with_single_triangle(_with_less_sorted(jaxpr)))
+
+
+def _called_once(jaxpr: Jaxpr) -> Jaxpr:
+    """Without calls that only call the same function, as rules do of the function itself."""
+
+    def called(eqn: Eqn) -> Eqn:
+        if eqn.primitive.name != "jit":
+            return eqn
+        body = open_jaxpr(eqn.params["jaxpr"])
+        if len(body.eqns) != 1 or body.constvars:
+            return eqn
+        (inner,) = body.eqns
+        same = (
+            inner.primitive is eqn.primitive
+            and inner.params["name"] == eqn.params["name"]
+            and [*inner.invars] == [*body.invars]
+            and [*inner.outvars] == [*body.outvars]
+        )
+        return inner.replace(invars=eqn.invars, outvars=eqn.outvars) if same else eqn
+
+    return with_equations(jaxpr, [called(e) for e in jaxpr.eqns])
+
+
+def _with_single_triangle(jaxpr: Jaxpr) -> Jaxpr:
+    """Take the triangle of each Cholesky factor once; its derivative takes it, too."""
+    graph = Graph(jaxpr)
+    triangles = dict[Var, Eqn]()
+    same: dict[Var, Atom] = {}
+    for eqn in graph.by_primitive.get("select_n", ()):
+        made = graph.producer(eqn.invars[-1])
+        if made is not None and made.primitive.name == "cholesky":
+            triangles[eqn.outvars[0]] = eqn
+        elif made is not None and made.outvars[0] in triangles:
+            one, other = (
+                program_key(dce(jaxpr.replace(outvars=e.invars[:-1]))) for e in (made, eqn)
+            )
+            if one is not None and one == other:
+                same[eqn.outvars[0]] = made.outvars[0]
+    return dce(rename(jaxpr, same)) if same else jaxpr
 
 
 def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
@@ -721,7 +779,7 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     values = traced_form.strong(traced_form.merged(closed))
     values = map_jaxprs(without_rules(plain(values)), _with_barriers)
-    values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _horner))
+    values = map_jaxprs(values, lambda jaxpr: with_inlined(with_inlined(jaxpr, _horner), _solving))
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)
@@ -767,6 +825,19 @@ def _horner(eqn: Eqn) -> ClosedJaxpr | None:
         for a in reversed(coefficients[:-1]):
             y = y * x + a
         return [y]
+
+    return trace_closed(run, *map(type_of, eqn.invars))
+
+
+def _solving(eqn: Eqn) -> ClosedJaxpr | None:
+    """A linear solve as it is lowered: without the functions that its derivative calls."""
+    if eqn.primitive.name != "custom_linear_solve":
+        return None
+    solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+    start, held = lengths.matvec + lengths.vecmat, sum(lengths)
+
+    def run(*operands: Value) -> list[Value]:
+        return eval_closed(solve, [*operands[start : start + lengths.solve], *operands[held:]])
 
     return trace_closed(run, *map(type_of, eqn.invars))
 
