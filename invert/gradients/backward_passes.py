@@ -37,6 +37,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
 from invert.gradients.pullbacks import is_product, is_scan, starts
 from invert.gradients.settle import plain
+from invert.gradients.undifferentiated import undifferentiated
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import custom_gradient_p, parts
@@ -633,9 +634,10 @@ def _type(v: Var) -> Hashable:
 
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
-    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _undifferentiated)
+    computed = dce(graph.jaxpr.replace(outvars=results))
+    alone = map_jaxprs(computed, undifferentiated)
     known: set[Hashable] = set()
-    for whole in (*with_checkpointed_parts(graph.jaxpr, alone), alone):
+    for whole in dict.fromkeys((*with_checkpointed_parts(graph.jaxpr, alone), alone, computed)):
         for form in _recognized(_forms(whole), whole, recognize):
             types = [v.aval for v in form.invars]
             forward = trace_closed(functools.partial(_evaluated, form), *types)
@@ -676,65 +678,6 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
         return [], eqn.invars
 
     return rewritten(jaxpr, idle)
-
-
-def _undifferentiated(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations of a function without what JAX adds to them where it differentiates it."""
-    return _called_once(_with_single_triangle(_with_less_sorted(jaxpr)))
-
-
-def _called_once(jaxpr: Jaxpr) -> Jaxpr:
-    """Without calls that only call the same function, as rules do of the function itself."""
-
-    def called(eqn: Eqn) -> Eqn:
-        if eqn.primitive.name != "jit":
-            return eqn
-        body = open_jaxpr(eqn.params["jaxpr"])
-        if len(body.eqns) != 1 or body.constvars:
-            return eqn
-        (inner,) = body.eqns
-        same = (
-            inner.primitive is eqn.primitive
-            and inner.params["name"] == eqn.params["name"]
-            and [*inner.invars] == [*body.invars]
-            and [*inner.outvars] == [*body.outvars]
-        )
-        return inner.replace(invars=eqn.invars, outvars=eqn.outvars) if same else eqn
-
-    return with_equations(jaxpr, [called(e) for e in jaxpr.eqns])
-
-
-def _with_single_triangle(jaxpr: Jaxpr) -> Jaxpr:
-    """Take the triangle of each Cholesky factor once; its derivative takes it, too."""
-    graph = Graph(jaxpr)
-    triangles = dict[Var, Eqn]()
-    same: dict[Var, Atom] = {}
-    for eqn in graph.by_primitive.get("select_n", ()):
-        made = graph.producer(eqn.invars[-1])
-        if made is not None and made.primitive.name == "cholesky":
-            triangles[eqn.outvars[0]] = eqn
-        elif made is not None and made.outvars[0] in triangles:
-            one, other = (
-                program_key(dce(jaxpr.replace(outvars=e.invars[:-1]))) for e in (made, eqn)
-            )
-            if one is not None and one == other:
-                same[eqn.outvars[0]] = made.outvars[0]
-    return dce(rename(jaxpr, same)) if same else jaxpr
-
-
-def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
-    """Sort only the keys and what is read; derivatives also sort positions."""
-    read = variables_read(jaxpr)
-
-    def used(eqn: Eqn) -> Eqn:
-        if eqn.primitive.name != "sort":
-            return eqn
-        keys, results = eqn.params["num_keys"], enumerate(eqn.outvars)
-        kept = [i for i, v in results if i < keys or v in read]
-        operands, results = ([atoms[i] for i in kept] for atoms in (eqn.invars, eqn.outvars))
-        return eqn.replace(invars=operands, outvars=results)
-
-    return with_equations(jaxpr, [used(e) for e in jaxpr.eqns])
 
 
 def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
