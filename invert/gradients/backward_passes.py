@@ -722,7 +722,7 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     values = traced_form.strong(traced_form.merged(closed))
     values = map_jaxprs(without_rules(plain(values)), _with_barriers)
-    values = map_jaxprs(values, lambda jaxpr: with_inlined(with_inlined(jaxpr, _horner), _solving))
+    values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _expanded))
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)
@@ -758,31 +758,41 @@ def _recomputed(eqn: Eqn) -> ClosedJaxpr | None:
 _MOST_COEFFICIENTS = 8
 
 
-def _horner(eqn: Eqn) -> ClosedJaxpr | None:
-    """A polynomial, which jax 0.12 has in derivatives such as that of `erf`, as it is lowered."""
-    if eqn.primitive.name != "polynomial" or len(eqn.invars) - 1 > _MOST_COEFFICIENTS:
+def _expanded(eqn: Eqn) -> ClosedJaxpr | None:
+    """What an equation is lowered to, for primitives that are lowered to several others."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name == "custom_linear_solve":
+        run = _solving(**eqn.params)
+    elif name == "square":
+        run = _squared  # a square that raising finds in a product is spelled in either way
+    elif name == "polynomial" and count - 1 <= _MOST_COEFFICIENTS:
+        run = _horner
+    else:
         return None
-
-    def run(x: Value, *coefficients: Value) -> list[Value]:
-        y = coefficients[-1]
-        for a in reversed(coefficients[:-1]):
-            y = y * x + a
-        return [y]
-
     return trace_closed(run, *map(type_of, eqn.invars))
 
 
-def _solving(eqn: Eqn) -> ClosedJaxpr | None:
-    """A linear solve as it is lowered: without the functions that its derivative calls."""
-    if eqn.primitive.name != "custom_linear_solve":
-        return None
-    solve, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
-    start, held = lengths.matvec + lengths.vecmat, sum(lengths)
+def _squared(x: Value) -> list[Value]:
+    return [x * x]
+
+
+def _horner(x: Value, *coefficients: Value) -> list[Value]:
+    """A polynomial, which jax 0.12 has in derivatives such as that of `erf`."""
+    y = coefficients[-1]
+    for a in reversed(coefficients[:-1]):
+        y = y * x + a
+    return [y]
+
+
+def _solving(const_lengths: Value, jaxprs: Value) -> JaxFunction:
+    """A linear solve without the functions that its derivative calls."""
+    start, held = const_lengths.matvec + const_lengths.vecmat, sum(const_lengths)
 
     def run(*operands: Value) -> list[Value]:
-        return eval_closed(solve, [*operands[start : start + lengths.solve], *operands[held:]])
+        own = operands[start : start + const_lengths.solve]
+        return eval_closed(jaxprs.solve, [*own, *operands[held:]])
 
-    return trace_closed(run, *map(type_of, eqn.invars))
+    return run
 
 
 def _single_barriers(eqn: Eqn) -> ClosedJaxpr | None:
