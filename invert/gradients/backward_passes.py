@@ -765,6 +765,8 @@ def _expanded(eqn: Eqn) -> ClosedJaxpr | None:
         run = _solving(**eqn.params)
     elif name == "square":
         run = _squared  # a square that raising finds in a product is spelled in either way
+    elif name == "split":
+        run = functools.partial(_parted, **eqn.params)
     elif name == "polynomial" and count - 1 <= _MOST_COEFFICIENTS:
         run = _horner
     else:
@@ -774,6 +776,17 @@ def _expanded(eqn: Eqn) -> ClosedJaxpr | None:
 
 def _squared(x: Value) -> list[Value]:
     return [x * x]
+
+
+def _parted(x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
+    """The parts of an array, of which a derivative may read one alone."""
+    parts, start = list[Value](), 0
+    for size in sizes:
+        starts = [start if i == axis else 0 for i in range(x.ndim)]
+        start += size
+        ends = [start if i == axis else n for i, n in enumerate(x.shape)]
+        parts.append(jax.lax.slice(x, starts, ends))
+    return parts
 
 
 def _horner(x: Value, *coefficients: Value) -> list[Value]:

@@ -308,6 +308,20 @@ def test_losses_whose_rules_compute_more_than_their_functions(loss: Callable[...
     assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH), certificate="exact")
 
 
+def test_a_loss_that_reads_a_part_of_a_derivative() -> None:
+    """The critic reads states beside actions, and only the actions have derivatives."""
+
+    def step(p: Any, critic: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            action = jnp.tanh(x @ p["w"] + p["b"]) @ p["o"]
+            return -jnp.mean(jnp.tanh(jnp.concatenate([x, action], axis=-1) @ critic))
+
+        value, grads = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(step, (P, _f(5, 4), BATCH[0]))
+
+
 def _interpolated(p: Any, x: Any, y: Any) -> Any:
     return jnp.mean(jnp.interp(x @ p["w"], jnp.array([-1.0, 0.0, 1.0]), jnp.array([0.0, 2.0, 1.0])))
 
