@@ -238,7 +238,7 @@ def _settled(jaxpr: Jaxpr, platform: str, config: Config) -> Jaxpr:
 
 def _again(jaxpr: Jaxpr, platform: str, config: Config, defects: list[str]) -> Jaxpr:
     """Recover the library functions of a part of a recovered program."""
-    return _recognize(jaxpr, platform, config, defects, named=True)[0]
+    return _recognize(jaxprs.as_lowered(jaxpr), platform, config, defects, named=True)[0]
 
 
 def _recognize(

@@ -37,11 +37,13 @@ from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
 from invert.gradients.pullbacks import is_product, is_scan, starts
 from invert.gradients.settle import plain
+from invert.gradients.undifferentiated import undifferentiated
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import custom_gradient_p, parts
 from invert.ir.graph import Graph, computed_from, from_outside, in_order, is_var, read_by, reads
 from invert.ir.jaxprs import (
+    has_wide_types,
     map_equations,
     map_jaxprs,
     names_in,
@@ -93,10 +95,12 @@ def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJax
     Values are the same. What lowering hides in a derivative comes back: where it stops, and that
     updates out of bounds are dropped.
     """
-    constants = consts_of(closed)
-    if (found := with_gradients(constants_as_arguments(open_jaxpr(closed)), recognize)) is None:
-        return closed
-    traced = lowered(found)
+    constants, program = consts_of(closed), constants_as_arguments(open_jaxpr(closed))
+    # Rules such as that of `cholesky` count rows with JAX's default integers.
+    with jax.enable_x64(has_wide_types(program)):
+        if (found := with_gradients(program, recognize)) is None:
+            return closed
+        traced = lowered(found)
     if value_and_grad_p.name in names_in(traced):
         return closed  # it holds an array
     if not constants:
@@ -608,9 +612,20 @@ _KINDS = kinds.CONTRACTIONS, frozenset(("scan",)), frozenset(("cond",))
 
 
 def _kinds(eqns: Sequence[Eqn]) -> set[frozenset[str]]:
-    names = {e.primitive.name for e in eqns}
-    names.update(*(names_in(j) for e in eqns for j in sub_jaxprs(e)))
+    names = {name for e in eqns for name in _names_differentiated(e)}
     return {kind for kind in _KINDS if not kind.isdisjoint(names)}
+
+
+def _names_differentiated(eqn: Eqn) -> Iterator[str]:
+    """The names of the primitives that JAX differentiates, and not a rule."""
+    yield eqn.primitive.name
+    if eqn.primitive.name in kinds.WITH_RULES:
+        return
+    for jaxpr in sub_jaxprs(eqn):
+        if kinds.WITH_RULES.isdisjoint(names_in(jaxpr)):
+            yield from names_in(jaxpr)
+        else:
+            yield from itertools.chain.from_iterable(map(_names_differentiated, jaxpr.eqns))
 
 
 def _type(v: Var) -> Hashable:
@@ -619,9 +634,10 @@ def _type(v: Var) -> Hashable:
 
 def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Iterator[ClosedJaxpr]:
     """Programs of a loss alone, likeliest first: of library functions, and as it is."""
-    alone = map_jaxprs(dce(graph.jaxpr.replace(outvars=results)), _with_less_sorted)
+    computed = dce(graph.jaxpr.replace(outvars=results))
+    alone = map_jaxprs(computed, undifferentiated)
     known: set[Hashable] = set()
-    for whole in (*with_checkpointed_parts(graph.jaxpr, alone), alone):
+    for whole in dict.fromkeys((*with_checkpointed_parts(graph.jaxpr, alone), alone, computed)):
         for form in _recognized(_forms(whole), whole, recognize):
             types = [v.aval for v in form.invars]
             forward = trace_closed(functools.partial(_evaluated, form), *types)
@@ -662,21 +678,6 @@ def _stopping(jaxpr: Jaxpr, arguments: Container[Atom]) -> Jaxpr:
         return [], eqn.invars
 
     return rewritten(jaxpr, idle)
-
-
-def _with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:
-    """Sort only the keys and what is read; derivatives also sort positions."""
-    read = variables_read(jaxpr)
-
-    def used(eqn: Eqn) -> Eqn:
-        if eqn.primitive.name != "sort":
-            return eqn
-        keys, results = eqn.params["num_keys"], enumerate(eqn.outvars)
-        kept = [i for i, v in results if i < keys or v in read]
-        operands, results = ([atoms[i] for i in kept] for atoms in (eqn.invars, eqn.outvars))
-        return eqn.replace(invars=operands, outvars=results)
-
-    return with_equations(jaxpr, [used(e) for e in jaxpr.eqns])
 
 
 def _evaluated(program: AnyJaxpr, *values: Value) -> list[Value]:
@@ -721,7 +722,7 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     values = traced_form.strong(traced_form.merged(closed))
     values = map_jaxprs(without_rules(plain(values)), _with_barriers)
-    values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _horner))
+    values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _expanded))
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
     plainest = map_equations(ordered, _with_plain_params)
@@ -757,18 +758,54 @@ def _recomputed(eqn: Eqn) -> ClosedJaxpr | None:
 _MOST_COEFFICIENTS = 8
 
 
-def _horner(eqn: Eqn) -> ClosedJaxpr | None:
-    """A polynomial, which jax 0.12 has in derivatives such as that of `erf`, as it is lowered."""
-    if eqn.primitive.name != "polynomial" or len(eqn.invars) - 1 > _MOST_COEFFICIENTS:
+def _expanded(eqn: Eqn) -> ClosedJaxpr | None:
+    """What an equation is lowered to, for primitives that are lowered to several others."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    if name == "custom_linear_solve":
+        run = _solving(**eqn.params)
+    elif name == "square":
+        run = _squared  # a square that raising finds in a product is spelled in either way
+    elif name == "split":
+        run = functools.partial(_parted, **eqn.params)
+    elif name == "polynomial" and count - 1 <= _MOST_COEFFICIENTS:
+        run = _horner
+    else:
         return None
-
-    def run(x: Value, *coefficients: Value) -> list[Value]:
-        y = coefficients[-1]
-        for a in reversed(coefficients[:-1]):
-            y = y * x + a
-        return [y]
-
     return trace_closed(run, *map(type_of, eqn.invars))
+
+
+def _squared(x: Value) -> list[Value]:
+    return [x * x]
+
+
+def _parted(x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
+    """The parts of an array, of which a derivative may read one alone."""
+    parts, start = list[Value](), 0
+    for size in sizes:
+        starts = [start if i == axis else 0 for i in range(x.ndim)]
+        start += size
+        ends = [start if i == axis else n for i, n in enumerate(x.shape)]
+        parts.append(jax.lax.slice(x, starts, ends))
+    return parts
+
+
+def _horner(x: Value, *coefficients: Value) -> list[Value]:
+    """A polynomial, which jax 0.12 has in derivatives such as that of `erf`."""
+    y = coefficients[-1]
+    for a in reversed(coefficients[:-1]):
+        y = y * x + a
+    return [y]
+
+
+def _solving(const_lengths: Value, jaxprs: Value) -> JaxFunction:
+    """A linear solve without the functions that its derivative calls."""
+    start, held = const_lengths.matvec + const_lengths.vecmat, sum(const_lengths)
+
+    def run(*operands: Value) -> list[Value]:
+        own = operands[start : start + const_lengths.solve]
+        return eval_closed(jaxprs.solve, [*own, *operands[held:]])
+
+    return run
 
 
 def _single_barriers(eqn: Eqn) -> ClosedJaxpr | None:

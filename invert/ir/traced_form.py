@@ -470,7 +470,7 @@ def _typed_operands(eqn: Eqn) -> Eqn:
     if eqn.primitive.name == "slice" and set(eqn.params["strides"] or ()) == {1}:
         # Strides default to one.
         eqn = eqn.replace(params={**eqn.params, "strides": None})
-    if eqn.primitive.name == "conv_general_dilated":
+    if eqn.primitive.name in kinds.CONTRACTIONS:
         # The type of the operands is the default.
         types = {a.aval.dtype for a in (*eqn.invars, *eqn.outvars)}
         if len(types) == 1 and eqn.params["preferred_element_type"] is not None:

@@ -44,14 +44,14 @@ def _named(module: ModuleType, name: str) -> tuple[JaxFunction, ...]:
     return (getattr(module, name),) if hasattr(module, name) else ()
 
 
-_SICI = jax.scipy.special.sici
+_SICI, _SLOGDET = jax.scipy.special.sici, jnp.linalg.slogdet
 # Functions that JAX lowers to a call: name of the call -> function.
 _CALLS: dict[str, tuple[JaxFunction, ...]] = {
     "relu": (jax.nn.relu,),
     "relu6": (jax.nn.relu6,),
     "log_softmax": (jax.nn.log_softmax,),
     "_pinv": (jnp.linalg.pinv,),
-    "slogdet": (jnp.linalg.slogdet,),
+    "slogdet": (_SLOGDET, _result_of(_SLOGDET, 0), _result_of(_SLOGDET, 1)),
     "det": (jnp.linalg.det,),
     "expi": (jax.scipy.special.expi,),
     "sinc": (jnp.sinc,),

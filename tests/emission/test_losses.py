@@ -21,10 +21,16 @@ def _f(*shape: int) -> np.ndarray:
     return 0.5 * _RNG.standard_normal(shape).astype(np.float32)
 
 
-def _text(step: Callable[..., Any], args: tuple[Any, ...], types: tuple[Any, ...] = ()) -> str:
+def _text(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    types: tuple[Any, ...] = (),
+    certificate: str = "",
+) -> str:
     """The model's text of an exported step; values equal those of the step, jitted or not."""
     exported = jax.export.export(jax.jit(step))(*(types or args))
     module: Any = invert.from_exported(bytes(exported.serialize()))
+    assert str(module.report.certificate).startswith(certificate)
     for run in (module, module.model):
         found, wanted = jax.jit(lambda *a, run=run: run(*a))(*args), jax.jit(step)(*args)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
@@ -243,9 +249,42 @@ def _chosen(p: Any, x: Any, y: Any) -> Any:
     return jnp.linalg.norm(h @ p["o"] - y)
 
 
+def _positive(p: Any) -> Any:
+    return p["w"].T @ p["w"] + jnp.eye(7)
+
+
 def _solved(p: Any, x: Any, y: Any) -> Any:
-    a = p["w"].T @ p["w"] + jnp.eye(7)
-    return jnp.mean((jnp.linalg.solve(a, p["b"]) @ p["o"]) ** 2) + jnp.mean(x) + jnp.mean(y)
+    hidden = jnp.linalg.solve(_positive(p), p["b"]) @ jnp.linalg.inv(_positive(p))
+    return jnp.mean((hidden @ p["o"]) ** 2) + jnp.mean(x) + jnp.mean(y)
+
+
+def _marginal_likelihood(p: Any, x: Any, y: Any) -> Any:
+    """Of a Gaussian process, whose kernel has length scales."""
+    distances = jnp.sum(((x[:, None] - x) / jnp.exp(p["b"][:3])) ** 2, -1)
+    factor = jnp.linalg.cholesky(jnp.exp(-0.5 * distances) + jnp.exp(p["b"][3]) * jnp.eye(5))
+    solved = jax.scipy.linalg.cho_solve((factor, True), y)
+    return 0.5 * jnp.sum(y * solved) + jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+
+def _factored_in_batches(p: Any, x: Any, y: Any) -> Any:
+    """The rule of a factor takes its triangle, which is then a batch of masks."""
+    scaled = jax.vmap(lambda v: jnp.linalg.cholesky(_positive(p) + jnp.mean(v**2) * jnp.eye(7)))(x)
+    return jnp.mean((scaled @ p["o"]) ** 2) + jnp.mean(y)
+
+
+def _determined(p: Any, x: Any, y: Any) -> Any:
+    return jnp.linalg.slogdet(_positive(p))[1] + jnp.mean(x) + jnp.mean(p["o"])
+
+
+def _spectral(p: Any, x: Any, y: Any) -> Any:
+    """The rule of `eigh` makes its operand symmetric."""
+    values, vectors = jnp.linalg.eigh(_positive(p))
+    return jnp.mean(jnp.log(values)) + jnp.mean((vectors @ p["o"]) ** 2)
+
+
+def _turned(p: Any, x: Any, y: Any) -> Any:
+    """The rule squares a number."""
+    return jnp.mean(jnp.arctan2(x @ p["w"] + p["b"], 1.5) ** 2)
 
 
 @pytest.mark.parametrize("loss", [_unrolled, _recurrent, _normalized])
@@ -260,9 +299,36 @@ def test_losses_that_sort_or_branch(loss: Callable[..., Any]) -> None:
     assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [_solved, _marginal_likelihood, _factored_in_batches, _determined, _spectral, _turned],
+)
+def test_losses_whose_rules_compute_more_than_their_functions(loss: Callable[..., Any]) -> None:
+    """Solves, factors and spectra; the certificate is that of the steps as they are."""
+    assert "jax.value_and_grad(" in _text(_step(loss), (P, *BATCH), certificate="exact")
+
+
+def test_a_loss_that_reads_a_part_of_a_derivative() -> None:
+    """The critic reads states beside actions, and only the actions have derivatives."""
+
+    def step(p: Any, critic: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            action = jnp.tanh(x @ p["w"] + p["b"]) @ p["o"]
+            return -jnp.mean(jnp.tanh(jnp.concatenate([x, action], axis=-1) @ critic))
+
+        value, grads = jax.value_and_grad(loss)(p)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(step, (P, _f(5, 4), BATCH[0]))
+
+
+def _interpolated(p: Any, x: Any, y: Any) -> Any:
+    return jnp.mean(jnp.interp(x @ p["w"], jnp.array([-1.0, 0.0, 1.0]), jnp.array([0.0, 2.0, 1.0])))
+
+
 def test_losses_whose_backward_pass_is_written_out() -> None:
     """Their derivatives are not recognized; the text has both passes."""
-    assert "value_and_grad" not in _text(_step(_solved), (P, *BATCH))
+    assert "value_and_grad" not in _text(_step(_interpolated), (P, *BATCH))
 
 
 def _all_recomputed(p: Any, x: Any, y: Any) -> Any:

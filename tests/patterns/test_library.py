@@ -77,6 +77,20 @@ def test_derivatives_equal_the_functions(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("result", [0, 1])
+def test_one_result_of_slogdet(result: int) -> None:
+    """A singular matrix has no finite derivative: the equations divide by other zeros."""
+    function = lambda x: jnp.linalg.slogdet(x)[result]  # noqa: E731
+    for x in (
+        X[:, :3] @ X[:, :3].T + jnp.eye(3),
+        jnp.ones((3, 3)),
+        jnp.diag(jnp.array([2.0, 0, 1])),
+    ):
+        module = recover(function, x)
+        want, got = (jax.jit(jax.grad(f))(x) for f in (function, module))
+        np.testing.assert_array_equal(got, want)
+
+
 def test_the_second_derivative_of_i1_near_zero() -> None:
     # That of the equations is 1 at zero, and far off around it.
     function, x = jax.scipy.special.i1, X * 1e-5

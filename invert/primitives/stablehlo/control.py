@@ -132,6 +132,8 @@ def _passed_on(branches: Sequence[ClosedJaxpr]) -> list[int | None]:
 @rule("stablehlo.case")
 def _case(index: Array, *, ctx: Context, op: Op) -> Sequence[Value]:
     last = len(op.regions) - 1
+    if last == 0:
+        return ctx.region(op.regions[0])()
     if not is_constant(index) and not _in_range(ctx, op.operation.operands[0], last):
         # Any index out of range selects the last branch, while `cond` does not specify this.
         inside = (index >= np.int32(0)) & (index <= np.int32(last))
