@@ -51,6 +51,19 @@ def test_numbers_are_converted_on_request() -> None:
     assert module(1.5) == module(np.float32(1.5)) == 1
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_keys_and_texts_are_not_converted(strict: bool) -> None:
+    config = invert.Config(strict_dtypes=strict)
+    key = jax.random.key(0)
+    draw = jax.jit(lambda key, x: x + jax.random.normal(key))
+    module = invert.from_exported(jax.export.export(draw)(key, np.float32(1)), config=config)
+    assert module(key, 1.0) == draw(key, np.float32(1))
+    others = (jax.random.key(0, impl="rbg"), np.float32(1), np.array("a"), 0)
+    for args in (*((other, 1.0) for other in others), (key, key), (key, np.array("a"))):
+        with pytest.raises(invert.SignatureError, match=r"dtype|does not hold"):
+            module(*args)
+
+
 def test_masked_arrays() -> None:
     masked = np.ma.masked_array(np.ones(3, np.float32), mask=[True, False, False])
     with pytest.raises(invert.SignatureError, match="masked array"):
