@@ -88,6 +88,8 @@ def test_a_config_of_another_kind(config: Any) -> None:
 def test_text_that_is_no_path(path: Any) -> None:
     with pytest.raises(invert.MalformedModelError, match="is not a path"):
         invert.load(path)
+    with pytest.raises(invert.SaveError, match="is not a path"):
+        invert.save(identity("3xf32"), path)
 
 
 def test_names_and_values_of_arguments() -> None:
@@ -213,3 +215,23 @@ def test_folders_around_a_model(file: str, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(invert.MalformedModelError, match="is not a SavedModel") as error:
         invert.load(tmp_path)
     assert re.search(remedy, error.value.remedy)
+
+
+def test_what_is_not_a_pattern() -> None:
+    with pytest.raises(invert.PatternError, match="takes a pattern"):
+        invert.explain(jnp.sin, jnp.sin, np.ones(3, np.float32))  # type: ignore[arg-type]
+
+
+def test_compiler_options_of_another_platform() -> None:
+    with pytest.raises(ValueError, match="'CPU' is not a platform"):
+        invert.compiler_options("CPU")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [(max, "which arguments it takes"), (lambda x: np.ones(2) * np.asarray(x), "uses NumPy")],
+)
+def test_functions_that_tensorflow_cannot_trace(function: Any, match: str) -> None:
+    pytest.importorskip("tensorflow")
+    with pytest.raises(invert.SignatureError, match=match):
+        invert.roundtrip(function, np.ones(2, np.float32))
