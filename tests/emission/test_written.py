@@ -567,3 +567,22 @@ def test_a_library_call_whose_operands_were_folded() -> None:
     total = jax.jit(lambda x: jnp.nansum(x, -1) + 1)
     module = invert.from_exported(jax.export.export(total)(np.ones((5, 0), np.float32)))
     assert "def nansum():" in module.source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "text"),
+    [
+        ("float32", np.uint32(0xFFC00000), "-jnp.nan"),
+        ("float32", np.uint32(0x7FC00001), "np.uint32(2143289345).view(jnp.float32)"),
+        ("bfloat16", np.uint16(0xFFC0), "-jnp.nan"),
+        ("float8_e4m3fn", np.uint8(0xFF), "-jnp.nan"),
+        ("float8_e8m0fnu", np.uint8(0xFF), "jnp.nan"),
+    ],
+)
+def test_a_nan_with_a_sign_or_payload(dtype: str, bits: Any, text: str) -> None:
+    number = bits.view(jnp.dtype(dtype))
+    x = np.array([-1, 1]).astype(dtype)
+    exported = jax.export.export(jax.jit(lambda x: jnp.where(x == 1, x, number)))(x)
+    module: Any = invert.from_exported(exported)
+    assert text in module.source
+    assert np.asarray(module.model(x))[0].tobytes() == bits.tobytes()
