@@ -51,6 +51,19 @@ def test_numbers_are_converted_on_request() -> None:
     assert module(1.5) == module(np.float32(1.5)) == 1
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_keys_and_texts_are_not_converted(strict: bool) -> None:
+    config = invert.Config(strict_dtypes=strict)
+    key = jax.random.key(0)
+    draw = jax.jit(lambda key, x: x + jax.random.normal(key))
+    module = invert.from_exported(jax.export.export(draw)(key, np.float32(1)), config=config)
+    assert module(key, 1.0) == draw(key, np.float32(1))
+    others = (jax.random.key(0, impl="rbg"), np.float32(1), np.array("a"), 0)
+    for args in (*((other, 1.0) for other in others), (key, key), (key, np.array("a"))):
+        with pytest.raises(invert.SignatureError, match=r"dtype|does not hold"):
+            module(*args)
+
+
 def test_masked_arrays() -> None:
     masked = np.ma.masked_array(np.ones(3, np.float32), mask=[True, False, False])
     with pytest.raises(invert.SignatureError, match="masked array"):
@@ -75,6 +88,8 @@ def test_a_config_of_another_kind(config: Any) -> None:
 def test_text_that_is_no_path(path: Any) -> None:
     with pytest.raises(invert.MalformedModelError, match="is not a path"):
         invert.load(path)
+    with pytest.raises(invert.SaveError, match="is not a path"):
+        invert.save(identity("3xf32"), path)
 
 
 def test_names_and_values_of_arguments() -> None:
@@ -199,3 +214,23 @@ def test_folders_around_a_model(file: str, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(invert.MalformedModelError, match="is not a SavedModel") as error:
         invert.load(tmp_path)
     assert re.search(remedy, error.value.remedy)
+
+
+def test_what_is_not_a_pattern() -> None:
+    with pytest.raises(invert.PatternError, match="takes a pattern"):
+        invert.explain(jnp.sin, jnp.sin, np.ones(3, np.float32))  # type: ignore[arg-type]
+
+
+def test_compiler_options_of_another_platform() -> None:
+    with pytest.raises(ValueError, match="'CPU' is not a platform"):
+        invert.compiler_options("CPU")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [(max, "which arguments it takes"), (lambda x: np.ones(2) * np.asarray(x), "uses NumPy")],
+)
+def test_functions_that_tensorflow_cannot_trace(function: Any, match: str) -> None:
+    pytest.importorskip("tensorflow")
+    with pytest.raises(invert.SignatureError, match=match):
+        invert.roundtrip(function, np.ones(2, np.float32))

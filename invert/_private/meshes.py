@@ -72,6 +72,7 @@ def under_own_settings() -> Iterator[None]:
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),
         jax.disable_jit(False),
+        jax.check_tracer_leaks(False),  # of the user's functions; values of regions live longer
         jax.debug_nans(False),
         jax.debug_infs(False),
         jax.transfer_guard("allow"),

@@ -168,6 +168,13 @@ def tracing(fn: object, name: str) -> Iterator[None]:
                 "function with tf.function, which turns `if` into tf.cond."
             ),
         ) from error
+    except NotImplementedError as error:
+        if "to a numpy array" not in str(error):
+            raise
+        raise SignatureError(
+            f"{name} uses NumPy on a tensor: {_short(error)}",
+            remedy="Use TensorFlow's functions. invert.rewrite takes functions of JAX.",
+        ) from error
     except (TypeError, ValueError) as error:
         # JAX has no error class for this; a layer of Equinox may call TensorFlow's operators.
         of_jax = any(t in str(error) for t in ("abstract array", "as a JAX value"))

@@ -288,7 +288,13 @@ def _from_callable(
         return _from_callable(fn, declared, kwargs, config, name, strict=strict)
     if layer and args:
         specs = with_names(fn, in_tree, specs)
-    original = of_jax or inspect.signature(fn.call if layer else fn)
+    try:
+        original = of_jax or inspect.signature(fn.call if layer else fn)
+    except ValueError as error:
+        raise SignatureError(
+            f"{name} does not say which arguments it takes",
+            remedy="Pass a function around it, such as lambda x: f(x).",
+        ) from error
     if not layer:  # Keras has its own rules for the arguments of calls
         _check_binding(original, args, kwargs, name)
     structures: list[tuple[Tree, Tree]] = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import platform as machine
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
+
+Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
 # Operations that XLA hands to a library of kernels, YNNPACK: by default products, convolutions and
 # reductions.
@@ -25,7 +27,7 @@ _MACHINES = ("x86_64", "AMD64")
 
 
 def compiler_options(
-    platform: Literal["cpu", "gpu", "tpu"] = "cpu",
+    platform: Platform = "cpu",
     *,
     gradient: bool = False,
     finite: bool = False,
@@ -47,6 +49,8 @@ def compiler_options(
     **Returns:** options by name; none without `finite`, and where none is known to pay: on a GPU or
     TPU, on processors other than x86, and with jaxlib other than 0.12.
 
+    **Raises:** `ValueError` for another platform.
+
     ??? example
 
         ```python
@@ -58,6 +62,8 @@ def compiler_options(
         gradient = eqx.filter_jit(gradient, compiler_options=options)
         ```
     """
+    if platform not in get_args(Platform):
+        raise ValueError(f"{platform!r} is not a platform: expected 'cpu', 'gpu' or 'tpu'")
     if not finite or platform != "cpu" or machine.machine() not in _MACHINES:
         return {}
     version = ".".join(importlib.metadata.version("jaxlib").split(".")[:2])

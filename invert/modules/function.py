@@ -392,6 +392,9 @@ def _fit(value: Value, spec: ArgSpec, problems: list[str], config: Config) -> Va
         return None
     if value.dtype == spec.dtype:
         return value
+    if min(_kind(value.dtype), _kind(spec.dtype)) < 0:  # keys of random numbers, texts
+        problems.append(f"{spec.name!r} has the dtype {value.dtype}, expected {spec.dtype}")
+        return None
     # Without jax_enable_x64, JAX narrows 64-bit arguments on its own before they come here.
     narrowed = value.dtype == jax.dtypes.canonicalize_dtype(spec.dtype)
     to_real = np.issubdtype(value.dtype, np.complexfloating) and spec.dtype.kind != "c"
@@ -422,7 +425,7 @@ def _number(value: complex, spec: ArgSpec, problems: list[str], config: Config) 
     if isinstance(value, int) and jnp.issubdtype(spec.dtype, jnp.integer):
         bounds = jnp.iinfo(spec.dtype)
         is_within = bounds.min <= value <= bounds.max
-    elif not config.strict_dtypes and not isinstance(value, complex):
+    elif not config.strict_dtypes and not isinstance(value, complex) and _kind(spec.dtype) >= 0:
         return _converted(value, spec.dtype)
     if is_within:
         return np.asarray(value, spec.dtype)

@@ -97,6 +97,13 @@ def save(
     arrays = _readable_arrays(model, state)
     where = Path(directory)
     try:
+        where.lstat()
+    except ValueError as error:  # characters that no path has
+        remedy = "Save elsewhere."
+        raise SaveError(f"{str(where)!r:.99} is not a path: {error}", remedy=remedy) from error
+    except OSError:
+        pass  # it need not exist
+    try:
         with _replacing(where) as made:
             (made / _CODE).write_text(source, encoding="utf-8")
             (made / _PAGE).write_text(page, encoding="utf-8")

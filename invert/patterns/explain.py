@@ -101,7 +101,8 @@ def explain(
 
     **Returns:** an `Explanation`; print it, or read its `attempts`.
 
-    **Raises:** `PatternError` if the pattern is unknown, or rewrites whole programs.
+    **Raises:** `PatternError` if the pattern is unknown or not a pattern, or rewrites whole
+        programs.
 
     ??? example
 
@@ -117,6 +118,11 @@ def explain(
         #   mul at model.py:7: div at model.py:7: 1.0 in the pattern, 2.0 in the program
         ```
     """
+    if not isinstance(pattern, (str, Pattern, EquationPattern)):
+        raise PatternError(
+            f"explain takes a pattern or the name of one, not a {type(pattern).__name__}",
+            remedy="Call it as explain(pattern, fn, *args).",
+        )
     run, avals = _flat(fn, args)
     x64 = any(map(jaxprs.is_wide_dtype, (a.dtype for a in avals)))
     earlier, stage, make = STAGES, None, raise_call

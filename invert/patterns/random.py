@@ -31,6 +31,7 @@ from invert._private.jax import (
     threefry4x32_p,
 )
 from invert.ir import kinds
+from invert.ir.avals import is_differentiable
 from invert.ir.graph import literal
 from invert.ir.types import Aval, JaxFunction, Value
 from invert.rewriting.pattern import Call, Pattern, Site, bind
@@ -323,7 +324,7 @@ def _gamma(site: Site) -> Iterator[Call]:
     """The rejection sampler of Marsaglia and Tsang -> random_gamma."""
     state = [v.aval for v in site.eqn.outvars]
     keys = [a for a in state if a.dtype == _UINT32 and len(a.shape) == 2]
-    floats = [a for a in state if np.dtype(a.dtype).kind in "fV" and len(a.shape) == 1]
+    floats = [a for a in state if is_differentiable(a) and len(a.shape) == 1]
     if not keys or not floats:
         return
     (n,), dtype = floats[0].shape, floats[0].dtype

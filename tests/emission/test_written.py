@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -543,3 +544,45 @@ def test_an_index_is_not_a_memory() -> None:
     source = recovered(with_params(run, arrays, x, name="network")).emit().source
     assert "lax.dynamic_update_slice_in_dim(" in source
     assert "memory" not in source
+
+
+def test_tables_of_any_numbers() -> None:
+    """A rule holds a table with NaN, and one whose numbers differ only in the sign of zero."""
+    holes = np.array([np.nan, *range(40)], np.float32)
+    signs = np.where(np.arange(42) % 3 == 0, -0.0, np.float32(0))
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return x * x
+
+    f.defvjp(lambda x: (f(x), x), lambda x, c: (c + jnp.nansum(x * holes) + (x[0] + signs[1:]),))
+    x = np.ones(41, np.float32)
+    exported = jax.export.export(jax.jit(f))(x)
+    module = invert.from_exported(exported.serialize(vjp_order=1))
+    got, want = (jax.grad(lambda x, f=f: f(x).sum())(x) for f in (module.model, f))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_library_call_whose_operands_were_folded() -> None:
+    total = jax.jit(lambda x: jnp.nansum(x, -1) + 1)
+    module = invert.from_exported(jax.export.export(total)(np.ones((5, 0), np.float32)))
+    assert "def nansum():" in module.source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "text"),
+    [
+        ("float32", np.uint32(0xFFC00000), "-jnp.nan"),
+        ("float32", np.uint32(0x7FC00001), "np.uint32(2143289345).view(jnp.float32)"),
+        ("bfloat16", np.uint16(0xFFC0), "-jnp.nan"),
+        ("float8_e4m3fn", np.uint8(0xFF), "-jnp.nan"),
+        ("float8_e8m0fnu", np.uint8(0xFF), "jnp.nan"),
+    ],
+)
+def test_a_nan_with_a_sign_or_payload(dtype: str, bits: Any, text: str) -> None:
+    number = bits.view(jnp.dtype(dtype))
+    x = np.array([-1, 1]).astype(dtype)
+    exported = jax.export.export(jax.jit(lambda x: jnp.where(x == 1, x, number)))(x)
+    module: Any = invert.from_exported(exported)
+    assert text in module.source
+    assert np.asarray(module.model(x))[0].tobytes() == bits.tobytes()

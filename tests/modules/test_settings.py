@@ -21,6 +21,7 @@ SETTINGS = {
     "inf": lambda: jax.debug_infs(True),
     "transfers": lambda: jax.transfer_guard("disallow"),
     "64 bits": lambda: jax.enable_x64(True),
+    "leaks": lambda: jax.checking_leaks(),
 }
 
 
@@ -37,6 +38,8 @@ log.defvjp(lambda x: (log(x), x), lambda x, c: (jnp.where(x > 0, 1.5 * c / x, 0.
 def program(x, key):
     kept = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.5, x.shape)
     half = x.astype(jnp.bfloat16) @ jnp.ones((3, 3), jnp.bfloat16)
+    start = jax.lax.stop_gradient(x.sum())
+    half *= jax.lax.while_loop(lambda n: n < 3, lambda n: 2 * n * n + 1, start).astype(half.dtype)
     y = jax.nn.softmax(half.astype(jnp.float32) + jnp.arange(3.0))
     return jnp.where(kept, log(y), 0.0)
 

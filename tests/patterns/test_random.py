@@ -376,3 +376,9 @@ def test_exported_draws_are_calls_of_jax_random(fn, shape, typed):
             with jax.enable_x64(wide):
                 np.testing.assert_array_equal(module(x, make(n)), want)
                 np.testing.assert_array_equal(module.model(x, make(n)), want)
+
+
+@pytest.mark.filterwarnings("error::invert.DefectWarning")
+def test_gamma_of_another_generator():
+    module = recovered(random.gamma, random.key(3, impl="rbg"), X)
+    assert module.report.certificate.kind == "exact"

@@ -42,6 +42,8 @@ _SPREADS = frozenset({"var", "std", "norm"})
 
 def candidates(name: str, eqn: Eqn, args: Sequence[ast.expr]) -> Iterator[ast.expr]:
     """Expressions that may trace to the call `name`."""
+    if not args:  # all of them were folded
+        return
     calls = _CALLS.get(name.lstrip("_"))
     if calls is None and eqn.invars and is_key(eqn.invars[0]):
         calls = _random_numbers

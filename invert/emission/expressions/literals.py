@@ -38,12 +38,10 @@ def dtype(value: DTypeLike) -> ast.expr:
 
 
 def _float(value: float) -> ast.expr:
-    if math.isnan(value):
-        return syntax.name("jnp.nan")
-    if math.isinf(value):
-        inf = syntax.name("jnp.inf")
-        return inf if value > 0 else syntax.prefix("-", inf)
-    return syntax.number(value)
+    if math.isfinite(value):
+        return syntax.number(value)
+    text = syntax.name("jnp.nan" if math.isnan(value) else "jnp.inf")
+    return text if math.copysign(1, value) > 0 else syntax.prefix("-", text)
 
 
 def _shortest(value: Any) -> float:
@@ -51,6 +49,8 @@ def _shortest(value: Any) -> float:
     kind = np.asarray(value).dtype
     if kind in (np.float64, np.dtype("complex128")):
         return float(value)
+    if np.isnan(value):
+        return math.copysign(math.nan, -1 if np.signbit(value) else 1)
     if kind == np.float32 or kind == np.float16:
         return float(np.format_float_scientific(value, unique=True, trim="0"))
     wide = float(value)
@@ -84,6 +84,9 @@ def _plain(value: ArrayLike) -> ast.expr:
         return syntax.number(int(value))
     if jnp.issubdtype(kind, jnp.complexfloating):
         return _complex(value)
+    if np.isnan(value) and np.asarray(_shortest(value), kind).tobytes() != value.tobytes():
+        word = np.asarray(value).view(f"u{kind.itemsize}")
+        return syntax.method(typed(word), "view", dtype(kind))
     return (_formula(value) if kind == np.float32 else None) or _float(_shortest(value))
 
 

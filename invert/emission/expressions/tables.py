@@ -44,7 +44,8 @@ def is_table(value: np.ndarray) -> bool:
 
 
 def _repeats(flat: np.ndarray, period: int) -> bool:
-    return flat.size % period == 0 and bool((flat.reshape(-1, period) == flat[:period]).all())
+    times, rest = divmod(flat.size, period)
+    return not rest and flat[:period].tobytes() * times == flat.tobytes()  # NaN and -0 among them
 
 
 def _multiples(value: np.ndarray, dtype: ast.expr, library: str) -> ast.expr | None:
