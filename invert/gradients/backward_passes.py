@@ -185,6 +185,9 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
     for scaled, number in _with_scaled_numbers(found):
         graph = Graph(scaled)
         apart = _Apart.of(graph, [number])
+        # Another loss has the number: only the derivative of the scaling is left, which is no loss.
+        if not {*apart.given}.isdisjoint(graph.producers[number].invars):
+            continue
         if (derived := apart.searched([number], recognize, fits)) is not None:
             return derived
     return found

@@ -9,7 +9,12 @@ from jax import lax
 from invert._private.jax import rename_operands
 from invert.ir import kinds
 from invert.ir.graph import is_var
-from invert.ir.jaxprs import broadcast_in_place_of, composed_dimensions, variables_read
+from invert.ir.jaxprs import (
+    broadcast_in_place_of,
+    broadcasts,
+    composed_dimensions,
+    variables_read,
+)
 from invert.ir.types import Atom, Eqn, Jaxpr, Var
 from invert.ir.unit_axes import only_unit_axes
 
@@ -35,7 +40,10 @@ def composed(jaxpr: Jaxpr) -> Jaxpr:
                 names[eqn.outvars[0]] = x
                 passed.add(id(before))
                 continue
-            if (dims := _dimensions(eqn, before)) is not None:
+            if (shorter := _squeezed(eqn, before)) is not None:
+                eqn = shorter
+                passed.add(id(before))
+            elif (dims := _dimensions(eqn, before)) is not None:
                 eqn = eqn.replace(invars=[x], params={**eqn.params, "broadcast_dimensions": dims})
                 eqn = with_axes_as_such(eqn)
                 passed.add(id(before))
@@ -51,6 +59,22 @@ def composed(jaxpr: Jaxpr) -> Jaxpr:
     )
     read = variables_read(jaxpr)
     return jaxpr.replace(eqns=[e for e in eqns if id(e) not in passed or e.outvars[0] in read])
+
+
+def _squeezed(eqn: Eqn, before: Eqn) -> Eqn | None:
+    """A squeeze of a broadcast as one equation; it removes all that was added, or nothing else."""
+    if eqn.primitive is not lax.squeeze_p or not broadcasts(before):
+        return None
+    (x,), (out,) = before.invars, eqn.outvars
+    kept, gone = before.params["broadcast_dimensions"], eqn.params["dimensions"]
+    added = {*range(len(before.params["shape"]))} - {*kept}
+    if added.issubset(gone):
+        axes = tuple(i for i, axis in enumerate(kept) if axis in gone)
+        return eqn.replace(invars=[x], params={**eqn.params, "dimensions": axes})
+    if not added.issuperset(gone):
+        return None
+    places = (axis - sum(i < axis for i in gone) for axis in kept)
+    return broadcast_in_place_of(before, x, out, places)
 
 
 def _dimensions(eqn: Eqn, before: Eqn) -> tuple[int, ...] | None:

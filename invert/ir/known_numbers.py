@@ -16,14 +16,14 @@ from invert.ir.types import Eqn, Jaxpr, Literal, ShapedArray, Var
 # Operations that every compiler rounds alike.
 _EXACT: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
-    "max": np.maximum, "min": np.minimum,
+    "square": np.square, "max": np.maximum, "min": np.minimum,
     "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal, "gt": np.greater,
     "le": np.less_equal, "lt": np.less,
     "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
     "select_n": lambda which, *cases: cases[int(which)],
 }  # fmt: skip
 # Those of which the result for zeros is zero.
-_OF_ZEROS = frozenset(("add", "mul"))
+_OF_ZEROS = frozenset(("add", "mul", "square"))
 # Narrower types may be computed in wider ones.
 _TYPES = frozenset(map(np.dtype, ("bool", "float32", "float64")))
 

@@ -120,8 +120,10 @@ def _normalized(closed: J, depth: int) -> J | None:
             eqns.append(eqn)
         return with_equations(jaxpr, eqns)
 
-    narrow = strong(closed)
-    if _may_hold_derivatives(narrow):
+    derived = _may_hold_derivatives(closed)
+    # Before axes move: a broadcast that a sum undoes is gone then.
+    narrow = strong(map_equations(closed, _as_change_of_axes) if derived else closed)
+    if derived or _may_hold_derivatives(narrow):
         axes = map_equations(narrow, _as_change_of_axes)
         narrow = strong(map_jaxprs(axes, with_axes_after_operations))
     simple = merged(map_jaxprs(narrow, _sliced))

@@ -140,6 +140,39 @@ def test_biases_that_are_broadcast_first(activation: Callable[..., Any]) -> None
     assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (P, *BATCH))
 
 
+def test_a_bias_of_one_number() -> None:
+    """Libraries reshape it; the derivative of a broadcast is another one. A norm of all gradients
+    squares it like the others."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        h = jnp.tanh(x @ p["w"]) @ p["o"] + p["b"].reshape(1, 1)
+        return jnp.mean((h - y[:, :1]) ** 2)
+
+    def step(p: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(p, x, y)
+        # As in optax, whose squares are those of complex numbers.
+        squares = [jnp.square(g) + jnp.square(jnp.zeros_like(g)) for g in jax.tree.leaves(grads)]
+        norm = jnp.sqrt(sum(jnp.sum(s) for s in squares))
+        clipped = jax.tree.map(lambda g: jnp.where(norm < 0.1, g, g / norm * 0.1), grads)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, clipped), loss
+
+    text = _text(step, ({"w": _f(3, 7), "b": _f(1), "o": _f(7, 1)}, *BATCH))
+    assert "jax.value_and_grad(loss_fn)(p)" in text
+    assert "sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads))" in text
+
+
+def test_a_scale_that_follows_a_schedule() -> None:
+    """One times a number of the schedule is no scaled loss whose derivative is the number."""
+
+    def step(p: Any, count: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(_mse)(p, x, y)
+        rate = 0.1 * (1.0 * (0.5 * (1.0 + jnp.cos(count / 9.0))) ** 1.5 + 0.0)
+        return jax.tree.map(lambda w, g: w - rate * g, p, grads), loss, loss.mean()
+
+    text = _text(step, (P, np.float32(3), *BATCH))
+    assert text.count("value_and_grad") == 1
+
+
 def test_two_losses_of_one_step() -> None:
     """As of an actor and a critic."""
 

@@ -27,7 +27,9 @@ from invert.stablehlo.ops.values import plain
 # lowering. Such broadcasts are undone if the other operands determine the shape of the result.
 
 
-def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> list[Value]:
+def _unbroadcast(ctx: Context, operands: tuple[Value, ...]) -> Sequence[Value]:
+    if len(operands) > 1 and all(x is operands[0] for x in operands):
+        return operands  # a square: JAX would have broadcast both
     found = [ctx.scalar(x) or ctx.stretched.get(id(x)) for x in operands]
     narrow = [x if f is None else f[1] for x, f in zip(operands, found, strict=True)]
     shapes = [x.shape for x in operands]
