@@ -18,7 +18,7 @@ import invert
 from invert import _verify
 from invert._entry import unique
 from invert._private import jax as private
-from invert.gradients import settle
+from invert.gradients import settle, stop_gradient
 from invert.gradients.region import MarkedRegion
 from invert.ir import jaxprs, merging
 from invert.patterns import STAGES
@@ -326,3 +326,25 @@ def test_a_function_is_differentiated_once_to_be_compared(monkeypatch: pytest.Mo
     assert "kept as custom_jvp" in told  # after a proof, a search for checkpoints, and numbers
     programs = [region.forward for region in differentiated]
     assert len(programs) == len(set(map(id, programs)))
+
+
+def test_stops_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roundings of positions have no derivative to pass on, and bounds change no number."""
+    searches = counted(monkeypatch, stop_gradient, "_search")
+
+    def image(x: jax.Array, codes: jax.Array) -> jax.Array:
+        code = codes[jnp.argmax(x @ codes.T, axis=-1)]
+        y = jax.image.resize(x + jax.lax.stop_gradient(code - x), (6, 4), "nearest")
+        return jnp.sum(jnp.sin(y)) + jnp.sum((jax.lax.stop_gradient(code) - x) ** 2)
+
+    given = jax.ShapeDtypeStruct((3, 4), np.float32), jax.ShapeDtypeStruct((5, 4), np.float32)
+    exported = jax.export.export(jax.jit(image))(*given).serialize(vjp_order=1)
+    module = invert.from_exported(jax.export.deserialize(exported))
+    assert len(searches) == 1
+    (told,) = module.report.gradients
+    assert told.endswith("agrees with autodiff, with stop_gradient put back")
+    assert "straight_through" not in module.source
+    x, codes = (np.random.default_rng(0).normal(size=a.shape).astype(a.dtype) for a in given)
+    for i in (0, 1):
+        ours, theirs = (jax.grad(f, i)(x, codes) for f in (module, image))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -84,7 +84,9 @@ def _of_products(graph: Graph) -> Iterator[Start]:
             and is_product(user)
             and graph.index[user] > graph.index[eqn]
         ]
-        if not readers:
+        # Most models have no backward pass, and the walks below take long.
+        others = {a for e in readers for a in e.invars if is_var(a)}.difference(eqn.invars)
+        if not any(_alike(c, v) for c in others for v in eqn.outvars):
             continue
         before, _ = graph.needed(eqn.outvars)
         needed = {a for e in before for a in (*e.invars, *e.outvars) if is_var(a)}
@@ -101,7 +103,7 @@ def _of_products(graph: Graph) -> Iterator[Start]:
                 if _alike(c, v) and c not in needed and c not in taken
             )
             if not later:
-                continue  # most models have no backward pass, and the walks below take long
+                continue
             own = {a for e in computed_from([v], graph.eqns) for a in e.outvars}
             moved = own
             if len(eqn.outvars) > 1:

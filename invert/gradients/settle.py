@@ -433,14 +433,18 @@ class GradientResolver:
     def _adjusted(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
         """A variant of the region whose autodiff agrees, in which derivatives stop or pass."""
         variants = [region, *([region.promising()] if clipping(region.forward) else ())]
+        searched: set[int] = set()  # starts whose stops, if promised bounds, are not proved either
         for variant in variants:
             passed = list(with_passed_derivatives(variant))
             through = "agrees with autodiff, passed straight through roundings"
             for candidate in passed:
                 if self._is_proved(candidate, raw):
                     return self._plain(candidate, through)
-            for start, told in [(p, through) for p in passed] + [(variant, "agrees with autodiff")]:
-                for candidate in with_stops(start, raw, self.x64):
+            starts = [(p, through) for p in passed] + [(variant, "agrees with autodiff")]
+            for i, (start, told) in enumerate(starts):
+                candidates = () if i in searched else with_stops(start, raw, self.x64)
+                for candidate in candidates:
+                    searched.add(i)
                     if self._is_proved(candidate, raw):
                         told = f"{told}, with stop_gradient put back"
                         return self._plain(candidate, told, stops=True)

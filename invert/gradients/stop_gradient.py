@@ -34,6 +34,7 @@ from invert.ir import kinds
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.interpret import bind, evaluate
 from invert.ir.jaxprs import equations, with_values
+from invert.ir.lookups import clipping
 from invert.ir.numbers import on_cpu
 from invert.ir.substitution import samples as sizes_of
 from invert.ir.substitution import substitute
@@ -280,6 +281,9 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     that come closest. It runs at one choice of the open sizes; the result is proved for all of
     them. In large programs, only arguments that have no gradient are stopped. There are none for
     programs that might run forever.
+
+    The places are tried with promised bounds, too: the gradient that they reproduce is the same
+    where indices are in bounds, and a search takes long.
     """
     if may_not_end(raw) or may_not_end(region.forward):
         return
@@ -299,8 +303,10 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
             found = _search(places, at_sizes, sized, open_jaxpr(program), is_large)
     except FAILURES:
         return
-    for chosen in found[:_MAX_VARIANTS]:
-        yield region.with_forward(places.stopped(chosen))
+    for start in (region, *([region.promising()] if clipping(region.forward) else ())):
+        same = dataclasses.replace(places, jaxpr=open_jaxpr(start.forward))
+        for chosen in found[:_MAX_VARIANTS]:
+            yield region.with_forward(same.stopped(chosen))
 
 
 def _search(

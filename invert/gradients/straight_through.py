@@ -6,18 +6,21 @@ the derivative pass (straight-through estimators), which leaves no trace in a mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from invert._private.jax import eval_closed, open_jaxpr
+from invert._private.jax import eval_closed, open_jaxpr, sub_jaxprs
 from invert.gradients.region import MarkedRegion
+from invert.ir import kinds
+from invert.ir.avals import is_differentiable
 from invert.ir.interpret import bind
 from invert.ir.jaxprs import names_in
-from invert.ir.types import Eqn, JaxFunction, Value
+from invert.ir.types import Atom, Eqn, JaxFunction, Jaxpr, Value, Var
 
 _ROUNDINGS: Mapping[str, JaxFunction] = MappingProxyType(
     {"round": jnp.round, "floor": jnp.floor, "ceil": jnp.ceil, "sign": jnp.sign}
@@ -26,15 +29,37 @@ _ROUNDINGS: Mapping[str, JaxFunction] = MappingProxyType(
 
 def with_passed_derivatives(region: MarkedRegion) -> Iterator[MarkedRegion]:
     """Variants of `region` whose derivative passes through all roundings, or through one kind."""
-    names = names_in(open_jaxpr(region.forward))
-    kinds = [name for name in _ROUNDINGS if name in names]
-    for chosen in [kinds, *([kind] for kind in kinds if len(kinds) > 1)]:
+    forward = open_jaxpr(region.forward)
+    reached = {*_reached(forward, {forward.invars[i] for i in region.moved})}
+    names = {eqn.primitive.name for eqn in reached}
+    used = [name for name in _ROUNDINGS if name in names]
+    for chosen in [used, *([name] for name in used if len(used) > 1)]:
 
         def passes(eqn: Eqn, chosen: Sequence[str] = chosen) -> bool:
-            return eqn.primitive.name in chosen or _is_wrapper(eqn)
+            return eqn in reached and (eqn.primitive.name in chosen or _is_wrapper(eqn))
 
         if (other := region.with_instead(passes, _passed)) is not None:
             yield other
+
+
+def _reached(jaxpr: Jaxpr, moving: Set[Atom]) -> Iterator[Eqn]:
+    """The equations, inner ones included, that derivatives by `moving` reach.
+
+    The positions that a resized image is read at are rounded, too, and have no derivative.
+    """
+    if names_in(jaxpr).isdisjoint(_ROUNDINGS):
+        return
+    moving = {*moving}
+    for eqn in jaxpr.eqns:
+        moves = [isinstance(a, Var) and a in moving for a in eqn.invars]
+        if not any(moves):
+            continue
+        yield eqn
+        moving.update(v for v in eqn.outvars if is_differentiable(v.aval))
+        for inner in sub_jaxprs(eqn):
+            is_call = kinds.called(eqn) is not None
+            inputs = itertools.compress(inner.invars, moves) if is_call else inner.invars
+            yield from _reached(inner, {v for v in inputs if is_differentiable(v.aval)})
 
 
 def _is_wrapper(eqn: Eqn) -> bool:

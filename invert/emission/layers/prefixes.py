@@ -469,8 +469,8 @@ def _name_pair(layer: Layer, pair: Sequence[int], parameters: Mapping[Var, Path]
     """
     norm = _called(layer.steps[pair[1]], parameters)
     words = norm.split("_")
-    every = {part for path in parameters.values() for part in path[:-1] if is_automatic(part)}
-    automatic = is_automatic(norm) or any("norm" in part.lower() for part in every)
+    every = {part for path in parameters.values() for part in path[:-1]}
+    automatic = is_automatic(norm) or any("norm" in p.lower() and is_automatic(p) for p in every)
     own = next((w for w in map(without_number, words) if w in _SHORT), words[0])
     own = "norm" if automatic else own
     for i, field in zip(pair, (_CONV, own), strict=True):
