@@ -87,7 +87,12 @@ from invert.ir.types import (
     Value,
     Var,
 )
-from invert.ir.unit_axes import with_axes_after_operations, with_kept_axes, with_late_axes
+from invert.ir.unit_axes import (
+    with_axes_after_operations,
+    with_kept_axes,
+    with_late_axes,
+    with_sums_of_real_axes,
+)
 from invert.ir.wrappers import unwrapped
 
 _A = TypeVar("_A", bound=Atom)
@@ -122,10 +127,10 @@ def _normalized(closed: J, depth: int) -> J | None:
 
     derived = _may_hold_derivatives(closed)
     # Before axes move: a broadcast that a sum undoes is gone then.
-    narrow = strong(map_equations(closed, _as_change_of_axes) if derived else closed)
+    narrow = strong(_with_axes_of_sums(closed) if derived else closed)
     if derived or _may_hold_derivatives(narrow):
-        axes = map_equations(narrow, _as_change_of_axes)
-        narrow = strong(map_jaxprs(axes, with_axes_after_operations))
+        axes = map_jaxprs(_with_axes_of_sums(narrow), with_axes_after_operations)
+        narrow = strong(axes)
     simple = merged(map_jaxprs(narrow, _sliced))
     once = with_each_operand_once(
         map_jaxprs(simple, lambda j: rewritten(j, _with_each_result_once))
@@ -148,6 +153,11 @@ def _is_squeeze(eqn: Eqn) -> bool:
     if eqn.primitive.name != "reduce_sum" or not (axes := eqn.params["axes"]):
         return False
     return all(eqn.invars[0].aval.shape[i] == 1 for i in axes)
+
+
+def _with_axes_of_sums(closed: J) -> J:
+    """With axes that derivatives sum up as such: those of size one are added and removed."""
+    return map_jaxprs(map_equations(closed, _as_change_of_axes), with_sums_of_real_axes)
 
 
 def _as_change_of_axes(eqn: Eqn) -> Eqn:

@@ -11,7 +11,7 @@ from jax import lax
 from invert._private.jax import dce, rename
 from invert.ir import kinds
 from invert.ir.graph import Graph, is_var
-from invert.ir.jaxprs import broadcast_in_place_of, broadcasts
+from invert.ir.jaxprs import broadcast_in_place_of, broadcasts, reshape_in_place_of
 from invert.ir.passes import in_place_of, replaced
 from invert.ir.types import Atom, Eqn, Jaxpr, Literal, ShapedArray, Var
 
@@ -238,6 +238,32 @@ def with_axes_after_operations(jaxpr: Jaxpr) -> Jaxpr:
             narrow[eqn.outvars[0]] = eqn
         eqns.append(eqn)
     return dce(jaxpr.replace(eqns=eqns)) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
+def with_sums_of_real_axes(jaxpr: Jaxpr) -> Jaxpr:
+    """Sum along axes of more than one alone: the derivative of a `tile` adds others first."""
+    graph = Graph(jaxpr)
+
+    def narrow(eqn: Eqn) -> list[Eqn] | None:
+        if eqn.primitive is not lax.reduce_sum_p or eqn.params["out_sharding"] is not None:
+            return None
+        (x,), (out,), axes = eqn.invars, eqn.outvars, eqn.params["axes"]
+        made = graph.producer(x)
+        if made is not None and added_axes(made):
+            (x,), places = made.invars, made.params["broadcast_dimensions"]
+            axes = tuple(i for i, place in enumerate(places) if place in axes)
+        shape = x.aval.shape
+        real = tuple(i for i in axes if shape[i] != 1)
+        left = tuple(n for i, n in enumerate(shape) if i not in real)
+        if not real or (x is eqn.invars[0] and real == axes):
+            return None
+        own = eqn.replace(invars=[x], params={**eqn.params, "axes": real})
+        if left == tuple(out.aval.shape):
+            return [own]
+        total = Var(ShapedArray(left, out.aval.dtype))
+        return [own.replace(outvars=[total]), reshape_in_place_of(eqn, total, out)]
+
+    return replaced(jaxpr, narrow)
 
 
 def _added_to_all(eqn: Eqn, narrow: Mapping[Atom, Eqn], filled: Mapping[Atom, Eqn]) -> Eqn | None:
