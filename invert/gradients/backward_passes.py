@@ -59,6 +59,7 @@ from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import merge_equations, program_key
 from invert.ir.order import postorder
 from invert.ir.passes import Made, rewritten
+from invert.ir.sorted_scans import with_sorted_scans
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -728,9 +729,14 @@ def _numbered(closed: ClosedJaxpr) -> ClosedJaxpr:
     values = map_jaxprs(values, lambda jaxpr: with_inlined(jaxpr, _expanded))
     values = map_equations(values, _as_lowered)
     ordered = map_jaxprs(lowered_form(values), _in_order_of_results)
-    plainest = map_equations(ordered, _with_plain_params)
+    merged = _merged(map_equations(ordered, _with_plain_params))
+    alike = with_sorted_scans(merged)
+    return merged if alike is merged else _merged(map_jaxprs(alike, _in_order_of_results))
+
+
+def _merged(closed: ClosedJaxpr) -> ClosedJaxpr:
     return map_jaxprs(
-        plainest, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True, commuting=True)
+        closed, lambda jaxpr: merge_equations(jaxpr, with_jaxprs=True, commuting=True)
     )
 
 

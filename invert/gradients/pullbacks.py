@@ -85,7 +85,7 @@ def _of_products(graph: Graph) -> Iterator[Start]:
             and graph.index[user] > graph.index[eqn]
         ]
         # Most models have no backward pass, and the walks below take long.
-        others = {a for e in readers for a in e.invars if is_var(a)}.difference(eqn.invars)
+        others = {a for e in readers for a in e.invars if is_var(a) and a not in eqn.invars}
         if not any(_alike(c, v) for c in others for v in eqn.outvars):
             continue
         before, _ = graph.needed(eqn.outvars)

@@ -45,7 +45,7 @@ def merge_equations(
 
     def first_equal(eqn: Eqn) -> Eqn:
         operands: Hashable = tuple(map(atom_key, eqn.invars))
-        if commuting and eqn.primitive.name in _COMMUTING:
+        if commuting and eqn.primitive.name in COMMUTING:
             operands = frozenset(operands)
         rough = eqn.primitive, operands, within(eqn)
         if rough not in alone:
@@ -75,7 +75,7 @@ def merge_equations(
 
 
 # Those with the same bits in either order.
-_COMMUTING = frozenset(("add", "add_any", "mul"))
+COMMUTING = frozenset(("add", "add_any", "mul"))
 
 
 def operation_key(eqn: Eqn, *, with_jaxprs: bool = False) -> Hashable | None:

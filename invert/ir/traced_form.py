@@ -75,6 +75,7 @@ from invert.ir.narrow_operands import with_narrow_operands
 from invert.ir.passes import Made, in_place_of, replaced, rewritten
 from invert.ir.size_slices import with_slices
 from invert.ir.size_values import with_size_values
+from invert.ir.sorted_scans import with_sorted_scans
 from invert.ir.types import (
     AnyJaxpr,
     Atom,
@@ -128,7 +129,7 @@ def _normalized(closed: J, depth: int) -> J | None:
     derived = _may_hold_derivatives(closed)
     # Before axes move: a broadcast that a sum undoes is gone then.
     narrow = strong(_with_axes_of_sums(closed) if derived else closed)
-    if derived or _may_hold_derivatives(narrow):
+    if derived := derived or _may_hold_derivatives(narrow):
         axes = map_jaxprs(_with_axes_of_sums(narrow), with_axes_after_operations)
         narrow = strong(axes)
     simple = merged(map_jaxprs(narrow, _sliced))
@@ -136,7 +137,8 @@ def _normalized(closed: J, depth: int) -> J | None:
         map_jaxprs(simple, lambda j: rewritten(j, _with_each_result_once))
     )
     # Equal constants, such as those of a call that is written twice, are one operand only now.
-    new = map_jaxprs(once if once is simple else merged(once), one)
+    equal = once if once is simple else merged(once)
+    new = map_jaxprs(with_sorted_scans(equal) if derived else equal, one)
     new = map_jaxprs(new, lambda jaxpr: _with_ordered_results(_with_ordered_sums(jaxpr)))
     return None if new is closed else new
 
