@@ -161,6 +161,41 @@ def test_a_bias_of_one_number() -> None:
     assert "sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads))" in text
 
 
+def test_a_token_for_each_example() -> None:
+    """The derivative of a `tile` adds axes of one before it sums; that of a broadcast does not."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        rows = jnp.concatenate([jnp.tile(p["token"], (5, 1, 1)), (x @ p["w"])[:, None]], axis=1)
+        return jnp.mean((jnp.tanh(rows).sum(1) @ p["o"] - y) ** 2)
+
+    def step(p: Any, m: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(p, x, y)
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+        return jax.tree.map(lambda w, m: w - 0.1 * m, p, m), m, loss
+
+    p = {"token": _f(1, 1, 7), "w": _f(3, 7), "o": _f(7, 2)}
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(step, (p, p, *BATCH))
+
+
+def test_a_gated_cell() -> None:
+    """The derivative of the loop carries its sums in the order of the names of the weights."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        def cell(h: Any, row: Any) -> tuple[Any, Any]:
+            reset = jax.nn.sigmoid(row @ p["ir"] + p["br"] + h @ p["hr"])
+            update = jax.nn.sigmoid(row @ p["iz"] + p["bz"] + h @ p["hz"])
+            new = jnp.tanh(row @ p["in"] + reset * (h @ p["hn"] + p["bn"]))
+            h = (1.0 - update) * new + update * h
+            return h, h
+
+        _, states = lax.scan(cell, jnp.zeros((5, 2)), jnp.stack([x, x + 1.0]))
+        return jnp.mean((states[-1] - y) ** 2)
+
+    p = {"ir": _f(3, 2), "iz": _f(3, 2), "in": _f(3, 2)}
+    p |= {"hr": _f(2, 2), "hz": _f(2, 2), "hn": _f(2, 2), "br": _f(2), "bz": _f(2), "bn": _f(2)}
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (p, *BATCH))
+
+
 def test_a_scale_that_follows_a_schedule() -> None:
     """One times a number of the schedule is no scaled loss whose derivative is the number."""
 
