@@ -543,7 +543,8 @@ def _sliced(jaxpr: Jaxpr) -> Jaxpr:
 
         return in_place_of(eqn, [x], rows)
 
-    return replaced(jaxpr, sliced)
+    rows = replaced(jaxpr, sliced)
+    return jaxpr if rows is jaxpr else dce(rows)
 
 
 def _with_each_result_once(eqn: Eqn) -> Made | None:

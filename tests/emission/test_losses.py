@@ -501,3 +501,17 @@ def test_statistics_read_the_mean_that_a_loss_subtracts() -> None:
     text = _text(step, (P, {"m": _f(7), "v": _f(7)}, *BATCH))
     assert text.count("jax.value_and_grad(") == 1
     assert "einsum" not in text
+
+
+def test_a_loss_of_the_slope_by_one_of_two_inputs() -> None:
+    """As of a network that solves an equation; what the other input would get is dead code."""
+
+    def loss_fn(p: Any, times: Any) -> Any:
+        def height(time: Any, place: Any) -> Any:
+            return jnp.tanh(jnp.stack([time, place]) @ p["w"]).sum()
+
+        return jnp.mean(jax.vmap(jax.grad(height))(times, times) ** 2)
+
+    assert "def loss_fn" in _text(
+        lambda p, x: jax.value_and_grad(loss_fn)(p, x), ({"w": _f(2, 3)}, _f(5))
+    )
