@@ -86,7 +86,8 @@ _MOST_NUMBERS, _MOST_TRIED = 32, 4
 _MOST_PULLBACKS = 8
 # A loss of fewer equations is as short as its derivative.
 _FEWEST = 3
-# At most this many values are returned beside a loss, such as its parts and new statistics.
+# At most this many values are returned beside a loss, such as its parts, or as many as there are
+# derivatives: each normalization has two statistics beside its two parameters.
 _MOST_OTHERS = 8
 
 
@@ -371,15 +372,17 @@ class _Search:
         if not self.cotangents and not self._may_have_derivatives():
             return None
         others: list[Var] = []
+        most = _MOST_OTHERS
         for found in self._with_results(self.ends):
             used = self._still_used(found)
             if not used and self.fits(found.program):
                 return found.program
             # Equations that compute what is still used would be in the program twice.
             others = min(filter(None, (others, used)), key=len, default=[])
+            most = max(most, len(found.moving))
             if others and "optimization_barrier" not in self.graph.by_primitive:
                 break  # no form of the loss would find more derivatives
-        if not 0 < len(others) <= _MOST_OTHERS:
+        if not 0 < len(others) <= most:
             return None
         whole = (found.program for found in self._with_results([*self.ends, *others]))
         return next(filter(self.fits, whole), None)

@@ -161,6 +161,31 @@ def test_a_bias_of_one_number() -> None:
     assert "sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads))" in text
 
 
+def test_statistics_of_many_normalizations() -> None:
+    """Each layer returns two of them beside the loss, and has two parameters."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        statistics = []
+        for layer in p["layers"]:
+            h = x @ layer["w"]
+            mean, variance = h.mean(0), jnp.square(h).mean(0)
+            statistics.append((mean, variance))
+            x = jnp.tanh((h - mean) * lax.rsqrt(variance + 1e-3) * layer["scale"] + layer["bias"])
+        return jnp.mean((x @ p["o"] - y) ** 2), statistics
+
+    def step(p: Any, s: Any, x: Any, y: Any) -> Any:
+        (loss, new), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, x, y)
+        s = jax.tree.map(lambda s, n: 0.9 * s + 0.1 * n, s, new)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), s, loss
+
+    p = {
+        "layers": [{"w": _f(3, 3), "scale": _f(3), "bias": _f(3)} for _ in range(6)],
+        "o": _f(3, 2),
+    }
+    text = _text(step, (p, [(_f(3), _f(3)) for _ in range(6)], *BATCH))
+    assert "jax.value_and_grad(loss_fn, has_aux=True)(p)" in text
+
+
 def test_a_token_for_each_example() -> None:
     """The derivative of a `tile` adds axes of one before it sums; that of a broadcast does not."""
 
