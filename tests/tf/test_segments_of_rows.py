@@ -179,7 +179,8 @@ def test_gradients_of_tensorflow() -> None:
             for combiner in ("mean", "sum", "sqrtn"):
                 y = tf.nn.safe_embedding_lookup_sparse(table, found, None, combiner=combiner)
                 losses.append(tf.reduce_sum(y**2 * tf.range(1.0, 5)))
-            total = tf.add_n(losses)
+            rows = tf.nn.safe_embedding_lookup_sparse(table, found, None, max_norm=1.5)
+            total = tf.add_n(losses) + tf.reduce_sum(rows**3)
         return tf.convert_to_tensor(tape.gradient(total, table))
 
     assert_equal(fn)

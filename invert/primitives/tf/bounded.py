@@ -362,6 +362,8 @@ def _sparse_segments_grad(rule: Rule, ctx: Context, node: Node, values: list[Val
         size = min(indices.data.shape[0], ids.data.shape[0])
         indices = resized(indices.indices(), size)
         ids = resized(_beyond(ids, grad.shape[0]), size)
+    if node.op.endswith("V2"):  # sparse, so that its rows are not those of the operand
+        return list(rule(ctx, node, [grad, indices, ids, np.int32(0)]))
     return _at_size(rule, ctx, node, [grad, indices, ids, values[3]], 3)
 
 
