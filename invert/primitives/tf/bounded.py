@@ -15,16 +15,19 @@ import numpy as np
 from jax import lax
 
 from invert._errors import MalformedModelError
-from invert.ir.sizes import decided
+from invert.ir.sizes import as_value, decided
 from invert.primitives.tf.reduction import REDUCTIONS, highest, lowest
+from invert.primitives.tf.segments import SORTED, reduced_to
 from invert.primitives.tf.slicing import index_of, put_bounded_slice, take, take_rows
+from invert.primitives.tf.sparse import with_every_row
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import REGISTRY, Array, Rule, Value, row_rule
-from invert.tf.interpreter.rows import rank_of
+from invert.tf.interpreter.rows import elementwise, rank_of
 from invert.tf.ops.node import Node
 from invert.tf.values.bounded import (
     BoundedArray,
     BoundedSlice,
+    SegmentIds,
     common_length,
     refused,
     resized,
@@ -82,7 +85,7 @@ def _squeeze(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
         raise refused(node, values)
     if 0 in axes:
         return [lax.squeeze(x.data[:1], axes)]
-    return [x.with_data(lax.squeeze(x.data, axes), x.pads_minus_one)]
+    return [x.with_data(lax.squeeze(x.data, axes), x.pads_minus_one, x.segments)]
 
 
 @row_rule("Unpack")
@@ -90,7 +93,8 @@ def _unpack(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
     x = values[0]
     if node.attr("axis", 0) % x.data.ndim == 0:
         raise refused(node, values)
-    return [x.with_data(y, x.pads_minus_one) for y in rule(ctx, node, [x.data])]
+    first, *others = [x.with_data(y, x.pads_minus_one) for y in rule(ctx, node, [x.data])]
+    return [first.with_data(first.data, x.pads_minus_one, x.segments), *others]
 
 
 @row_rule("Reshape", takes_sizes=True)
@@ -117,7 +121,8 @@ def _reshape(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
         raise refused(node, values)
     length = x.length if old == new else x.length * np.int32(old) // np.int32(new)
     data = lax.reshape(x.data, (size * old // new, *rest))
-    return [BoundedArray(data, length, x.origin, x.pads_minus_one)]
+    segments = x.segments if old == new else None
+    return [BoundedArray(data, length, x.origin, x.pads_minus_one, segments=segments)]
 
 
 @row_rule("BroadcastGradientArgs", takes_sizes=True)
@@ -221,12 +226,18 @@ def _gather_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> R
     zero, but zero times infinity is NaN.
     """
     x, indices, *rest = values
-    x = x.data if isinstance(x, BoundedArray) else x
+    segments = None
+    if isinstance(x, BoundedArray):
+        x, segments = x.data, x.segments
     if not isinstance(indices, BoundedArray):
         return list(rule(ctx, node, [x, indices, *rest]))
     valid = indices.valid_mask(indices.data.ndim)
     (y,) = rule(ctx, node, [x, jnp.where(valid, indices.data, indices.data[:1]), *rest])
-    return [indices.with_data(jnp.where(indices.length > 0, y, lax.full_like(y, 1)))]
+    y = jnp.where(indices.length > 0, y, lax.full_like(y, 1))
+    if segments is None or node.op.endswith("Nd") or indices.data.ndim > 1:
+        return [indices.with_data(y)]
+    # Some of the rows: not all ids may occur.
+    return [indices.with_data(y, segments=SegmentIds(segments.count))]
 
 
 @row_rule("DynamicStitch", "ParallelDynamicStitch")
@@ -278,13 +289,17 @@ def _scatter(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Resul
 
 @row_rule(*(op for op in _OPERANDS if op.startswith("Unsorted")), takes_sizes=True)
 def _segments(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
-    values = _without_padding(node, values)
-    if not holds_dynamic_size(values[2]):
+    return _at_size(rule, ctx, node, _without_padding(node, values), 2)
+
+
+def _at_size(rule: Rule, ctx: Context, node: Node, values: list[Value], place: int) -> Results:
+    """Apply a rule whose operand at `place` is the number of rows of its first result."""
+    if not holds_dynamic_size(values[place]):
         return list(rule(ctx, node, values))
-    (size,) = ints(static(node, values, 2))
+    (size,) = ints(static(node, values, place))
     capacity = pack_dims([size.capacity], np.dtype(np.int32)).reshape(())
-    (y,) = rule(ctx, node, [*values[:2], capacity])
-    return [BoundedArray(y, size.value, size.origin)]
+    y, *others = rule(ctx, node, [*values[:place], capacity, *values[place + 1 :]])
+    return [BoundedArray(y, size.value, size.origin), *others]
 
 
 def _without_padding(node: Node, values: list[Value]) -> list[Value]:
@@ -304,6 +319,52 @@ def _without_padding(node: Node, values: list[Value]) -> list[Value]:
         resized(array(data[k]), size) if k in data and np.ndim(data[k]) else data.get(k, v)
         for k, v in enumerate(values)
     ]
+
+
+@row_rule(*SORTED)
+def _sorted_segments(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    """Reduce rows by segment; the last id determines the number of segments."""
+    *rows, ids = values
+    if not isinstance(ids, BoundedArray):
+        data, *others = rows
+        if not others or any(isinstance(v, BoundedArray) for v in others):
+            raise refused(node, values)
+        return list(rule(ctx, node, [data.data, *others, ids]))  # its rows are looked up
+    if ids.segments is None:
+        reason = "the number of its segments depends on data and has no known bound"
+        remedy = "Use an op such as tf.math.unsorted_segment_sum, which takes it as an argument."
+        raise node.error(reason, remedy)
+    count = ids.segments.count
+    *looked_up, paired = (v.data if isinstance(v, BoundedArray) else array(v) for v in rows)
+    size = min(paired.shape[0], ids.data.shape[0])
+    last = lax.convert_element_type(jnp.max(ids.filled(-1), initial=-1), np.int32)
+    # An id out of range is dropped, and those at the end keep the order.
+    places = resized(_beyond(ids, count), size)
+    y = reduced_to(node.op, [*looked_up, resized(paired, size)], places, count)
+    return [y] if ids.segments.all_used else [BoundedArray(y, last + np.int32(1), ids.origin)]
+
+
+def _beyond(indices: BoundedArray, size: Value) -> Array:
+    """Indices with `size` in the padding rows, which is past the end."""
+    return indices.filled(as_value(size, indices.data.dtype))
+
+
+_OF_SPARSE = ("SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad", "SparseSegmentSumGrad")
+
+
+@row_rule(*_OF_SPARSE, *(f"{op}V2" for op in _OF_SPARSE), takes_sizes=True)
+def _sparse_segments_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    grad, indices, ids, _ = values
+    grad = grad.filled(0) if isinstance(grad, BoundedArray) else array(grad)
+    if isinstance(indices, BoundedArray) != isinstance(ids, BoundedArray):
+        raise refused(node, values)
+    if isinstance(ids, BoundedArray):
+        size = min(indices.data.shape[0], ids.data.shape[0])
+        indices = resized(indices.indices(), size)
+        ids = resized(_beyond(ids, grad.shape[0]), size)
+    if node.op.endswith("V2"):  # sparse, so that its rows are not those of the operand
+        return list(rule(ctx, node, [grad, indices, ids, np.int32(0)]))
+    return _at_size(rule, ctx, node, [grad, indices, ids, values[3]], 3)
 
 
 @row_rule("ConcatV2")
@@ -328,7 +389,76 @@ def _concat(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Result
     return [BoundedArray(y, start, rows[0].origin)]
 
 
+# -- sparse tensors
+
+
+@row_rule("SparseReshape")
+def _sparse_reshape(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    indices = values[0]
+    places, shape = rule(ctx, node, [indices.indices(), *values[1:]])
+    segments = SegmentIds(ints(shape)[0]) if len(shape) else None
+    return [indices.with_data(places, pads_minus_one=True, segments=segments), shape]
+
+
+@row_rule("SparseFillEmptyRows", "RaggedFillEmptyRows")
+def _fill_empty_rows(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    indices, x, _, default = values
+    if not (isinstance(indices, BoundedArray) and isinstance(x, BoundedArray)):
+        raise refused(node, values)
+    rows = ints(static(node, values, 2))[0]
+    size = min(indices.data.shape[0], x.data.shape[0])
+    ragged = node.op.startswith("Ragged")
+    columns = resized(indices.indices(), size, -1)
+    columns = columns[:, None] if ragged else columns
+    found = with_every_row(columns, resized(x.data, size), rows, array(default))
+    inside, places, elements, empty, reverse = found
+    filled = BoundedArray(
+        places[:, 0] if ragged else places,
+        jnp.sum(inside, dtype=np.int32),
+        indices.origin,
+        pads_minus_one=True,
+        segments=SegmentIds(rows, all_used=True),
+    )
+    return [filled, filled.with_data(elements), empty, indices.with_data(reverse)]
+
+
+@row_rule("SparseFillEmptyRowsGrad", "RaggedFillEmptyRowsGrad")
+def _fill_empty_rows_grad(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    reverse, grad = values
+    if not (isinstance(reverse, BoundedArray) and isinstance(grad, BoundedArray)):
+        raise refused(node, values)
+    y, default = rule(ctx, node, [_beyond(reverse, grad.data.shape[0]), grad.filled(0)])
+    return [reverse.with_data(reverse.with_data(y).filled(0)), default]
+
+
+@row_rule("Unique", "UniqueV2")
+def _unique(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    x, *axis = values
+    if not isinstance(x, BoundedArray) or jnp.issubdtype(x.data.dtype, jnp.inexact):
+        raise refused(node, values)  # NaN differs from itself
+    # Repeats of the first row are no new elements.
+    repeated = jnp.where(x.valid_mask(x.data.ndim), x.data, x.data[:1])
+    elements, numbers = rule(ctx, node, [repeated, *axis])
+    if not isinstance(elements, BoundedArray):  # padded
+        raise refused(node, values)
+    length = lax.min(elements.length, x.length)
+    distinct = BoundedArray(elements.data, length, x.origin)
+    return [distinct, x.with_data(numbers)]
+
+
 # -- others
+
+
+@row_rule("Select")
+def _select(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> Results:
+    """Select by element, or by row if the condition is a vector."""
+    condition, *cases = values
+    axes = range(1, rank_of(cases[0]) if rank_of(condition) == 1 else 1)
+    if isinstance(condition, BoundedArray):
+        condition = condition.with_data(lax.expand_dims(condition.data, axes))
+    elif axes:
+        condition = lax.expand_dims(array(condition), axes)
+    return elementwise(rule, ctx, node, [condition, *cases])
 
 
 @row_rule("Where")
@@ -415,8 +545,16 @@ def _strided_slice(rule: Rule, ctx: Context, node: Node, values: list[Value]) ->
         place = np.int32(first) if first >= 0 else x.length + np.int32(first)
         return [take(lax.dynamic_slice_in_dim(x.data, place, 1), [0, *index[1:]])]
     if isinstance(first, slice) and first in _ALL_ROWS:
-        return [x.with_data(take(x.data, [slice(None), *index[1:]]))]
+        y = take(x.data, [slice(None), *index[1:]])
+        return [x.with_data(y, segments=x.segments if all(map(_starts_row, index[1:])) else None)]
     return [take_rows(node, x, _row_slice(node, values, index), index)]
+
+
+def _starts_row(part: Value) -> bool:
+    """Return whether an index of an axis selects its first element, first."""
+    if isinstance(part, slice):
+        return not part.start and part.step in (None, 1)
+    return isinstance(part, int | np.integer) and part == 0
 
 
 def _row_slice(node: Node, values: list[Value], index: list[Value]) -> BoundedSlice:

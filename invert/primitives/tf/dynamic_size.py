@@ -19,7 +19,7 @@ from invert.tf.fallback.eager import check_bytes, run_eagerly
 from invert.tf.interpreter.context import Context
 from invert.tf.interpreter.registry import Array, Int, Value, rule
 from invert.tf.ops.node import Node
-from invert.tf.values.bounded import BoundedArray
+from invert.tf.values.bounded import BoundedArray, SegmentIds
 from invert.tf.values.constants import array, ints, is_static
 
 _INT64 = np.dtype(np.int64)
@@ -73,7 +73,10 @@ def _where(condition: Value, *, ctx: Context, node: Node) -> Value:
     mask = x != np.zeros((), x.dtype)
     indices = lax.convert_element_type(places_of(mask), _INT64)
     length = jnp.sum(mask, dtype=np.int32)
-    return counted(ctx, node, indices, length, "places", pads_minus_one=True)
+    found = counted(ctx, node, indices, length, "places", pads_minus_one=True)
+    if isinstance(found, BoundedArray) and x.ndim:
+        found.segments = SegmentIds(x.shape[0])
+    return found
 
 
 def places_of(mask: Array) -> Array:

@@ -1,17 +1,18 @@
 """Reductions of rows by segment.
 
 `Unsorted…` ops drop rows with ids out of range. Ops with sorted ids take the number of segments
-from the last id, which has to be known, or from an argument (`…V2`).
+from the last id, which has to be known or bounded, or from an argument (`…V2`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from invert.ir.sizes import DimSize
 from invert.primitives.tf.dynamic_size import padded
 from invert.primitives.tf.gather import take
 from invert.primitives.tf.reduction import limits
@@ -83,18 +84,42 @@ def _sizes_of_known(node: Node, ids: Value) -> np.ndarray:
     return np.bincount(ids)
 
 
-@rule(*(f"Segment{kind}" for kind in (*KINDS, "Mean")))
+_SORTED_ROWS = tuple(f"Segment{kind}" for kind in (*KINDS, "Mean"))
+_SORTED_LOOKUPS = tuple(f"SparseSegment{kind}" for kind in ("Sum", "Mean", "SqrtN"))
+# Ops with sorted ids, the last of which determines the number of segments.
+SORTED = (*_SORTED_ROWS, *_SORTED_LOOKUPS)
+
+
+@rule(*_SORTED_ROWS)
 def _sorted(data: Array, segment_ids: Value, *, node: Node) -> Array:
-    kind = node.op.removeprefix("Segment")
     sizes = _sizes_of_known(node, segment_ids)
-    ids, count = array(segment_ids), len(sizes)
+    return _reduced(node.op, data, array(segment_ids), len(sizes), sizes)
+
+
+def _reduced(op: str, data: Array, ids: Array, count: DimSize, sizes: Array) -> Array:
+    kind = op.removeprefix("Segment")
     if kind == "Mean":
         return _scaled("Mean", _segments("Sum", data, ids, count, is_sorted=True), sizes)
     y = _segments(kind, data, ids, count, is_sorted=True)
-    if kind in ("Max", "Min") and not sizes.all():  # a segment without rows is 0
+    if kind in ("Max", "Min") and not (isinstance(sizes, np.ndarray) and sizes.all()):
+        # A segment without rows is 0.
         empty = lax.broadcast_in_dim(sizes == 0, y.shape, (0,))
         y = lax.select(empty, lax.full_like(y, 0), y)
     return y
+
+
+def reduced_to(op: str, rows: Sequence[Array], ids: Array, count: DimSize) -> Array:
+    """The result of an op with sorted ids for `count` segments; it drops ids out of range.
+
+    **Arguments:**
+
+    - `rows`: its operands before the ids.
+    """
+    if op.startswith("Sparse"):
+        data, indices = rows
+        return _sparse_segments(op.removeprefix("SparseSegment"), data, indices, ids, count)
+    (data,) = rows
+    return _reduced(op, data, ids, count, _sizes(ids, count))
 
 
 def _scaled(kind: str, total: Array, sizes: Int) -> Array:
@@ -111,7 +136,7 @@ def _scaled(kind: str, total: Array, sizes: Int) -> Array:
 _GRADIENT = ("sparse_gradient",)
 
 
-@rule(*(f"SparseSegment{kind}" for kind in ("Sum", "Mean", "SqrtN")), ignores=_GRADIENT)
+@rule(*_SORTED_LOOKUPS, ignores=_GRADIENT)
 def _sparse(data: Array, indices: Array, segment_ids: Value, *, node: Node) -> Array:
     kind = node.op.removeprefix("SparseSegment")
     count = len(_sizes_of_known(node, segment_ids))

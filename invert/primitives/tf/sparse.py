@@ -448,15 +448,33 @@ def _fill_empty_rows(
     indices: Value, values: Array, shape: Ints, default: Array, *, ctx: Context, node: Node
 ) -> list[Array]:
     ragged = node.op.startswith("Ragged")
-    rows = shape[0]
     indices = _indices(indices)
-    xp = _library(indices) if isinstance(rows, int) else jnp
     columns = indices[:, None] if ragged else indices
+    inside, filled, elements, empty, reverse = with_every_row(columns, values, shape[0], default)
+    if isinstance(inside, np.ndarray):
+        filled, elements = filled[inside], elements[: np.count_nonzero(inside)]
+    else:
+        padded(ctx, node, inside.shape[0], "elements")
+        elements = _or_zero(inside, elements)
+    return [filled[:, 0] if ragged else filled, elements, empty, reverse]
+
+
+def with_every_row(
+    columns: Array, values: Array, rows: Value, default: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Indices and values with an element in each of `rows` rows, in their order.
+
+    **Returns:** a mask of the valid results, which come first; the indices, padded with -1; the
+        values; which rows had no element; and the new position of each element.
+    """
+    xp = _library(columns) if isinstance(rows, int) else jnp
     size = columns.shape[0]
     row = xp.where(columns[:, 0] < 0, rows, columns[:, 0])
     every = xp.arange(rows, dtype=_INT64)
-    ordered = xp.sort(row)
-    empty = xp.searchsorted(ordered, every) == xp.searchsorted(ordered, every, side="right")
+    if xp is np:
+        empty = ~np.isin(every, row)
+    else:
+        empty = jnp.ones(rows, bool).at[row].set(False, mode="drop")
     # Elements and defaults in row order; defaults of rows that have elements come last.
     numbers = xp.concatenate([row, xp.where(empty, every, rows)])
     order = xp.argsort(numbers, stable=True)
@@ -465,12 +483,7 @@ def _fill_empty_rows(
     fillers = xp.stack([every, *[xp.zeros_like(every)] * (columns.shape[1] - 1)], -1)
     filled = xp.where(inside[:, None], xp.concatenate([columns, fillers])[order], np.int64(-1))
     elements = jnp.concatenate([values, jnp.broadcast_to(default, (rows,))])[order]
-    if isinstance(inside, np.ndarray):
-        filled, elements = filled[inside], elements[: np.count_nonzero(inside)]
-    else:
-        padded(ctx, node, size + rows, "elements")
-        elements = _or_zero(inside, elements)
-    return [filled[:, 0] if ragged else filled, elements, empty, reverse]
+    return inside, filled, elements, empty, reverse
 
 
 @rule("SparseFillEmptyRowsGrad", "RaggedFillEmptyRowsGrad")

@@ -47,8 +47,12 @@ def elementwise(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> li
         return resized(v.data, size) if one_length else stretched(v, size, length)
 
     results = rule(ctx, node, [at_size(v) for v in values])
-    pads_minus_one = node.op == "Cast" and rows[0].pads_minus_one and node.attr("DstT").kind == "i"
-    return [BoundedArray(array(y), length, rows[0].origin, pads_minus_one) for y in results]
+    to = node.attr("DstT") if node.op == "Cast" else None
+    if to is None or to.kind != "i":
+        return [BoundedArray(array(y), length, rows[0].origin) for y in results]
+    x = rows[0]
+    segments = x.segments if to.itemsize >= 4 else None
+    return [x.with_data(array(y), x.pads_minus_one, segments) for y in results]
 
 
 def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list[Value]:
@@ -56,7 +60,7 @@ def unchanged(rule: Rule, ctx: Context, node: Node, values: list[Value]) -> list
     x = values[0]
     checked = node.op.startswith("CheckNumerics")
     (y,) = rule(ctx, node, [x.filled(0) if checked else x.data])
-    return [x.with_data(x.data if checked else y, x.pads_minus_one)]
+    return [x.with_data(x.data if checked else y, x.pads_minus_one, x.segments)]
 
 
 def rowwise(*shared: int, least_rank: int = 1) -> RowRule:

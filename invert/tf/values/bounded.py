@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from invert._errors import Problem, UnsupportedOpError
+from invert.ir.sizes import DimSize
 from invert.ir.types import Value
 from invert.tf.ops.node import Node
 from invert.tf.values.dynamic_size import DynamicSize
@@ -30,11 +31,24 @@ class Partition:
     count: int
 
 
+@dataclasses.dataclass(frozen=True)
+class SegmentIds:
+    """What is known of segment ids: each is at least zero and below `count`.
+
+    **Arguments:**
+
+    - `all_used`: whether each of these ids occurs.
+    """
+
+    count: DimSize
+    all_used: bool = False
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("data", "length"),
     meta_fields=("origin", "pads_minus_one"),
-    drop_fields=("part",),
+    drop_fields=("part", "segments"),
 )
 @dataclasses.dataclass(eq=False)
 class BoundedArray:
@@ -47,6 +61,7 @@ class BoundedArray:
     - `origin`: the problem to report if an op needs that number; it names the op that produced it.
     - `pads_minus_one`: whether the padding rows hold -1, an index that selects nothing.
     - `part`: the partition that it belongs to, and its number there.
+    - `segments`: what is known of the first element of each row as a segment id.
     """
 
     data: Value
@@ -54,13 +69,16 @@ class BoundedArray:
     origin: Problem
     pads_minus_one: bool = False
     part: tuple[Partition, int] | None = None
+    segments: SegmentIds | None = None
 
     @property
     def size(self) -> DynamicSize:
         return DynamicSize(self.length, self.data.shape[0], self.origin)
 
-    def with_data(self, data: Value, pads_minus_one: bool = False) -> BoundedArray:
-        return BoundedArray(data, self.length, self.origin, pads_minus_one)
+    def with_data(
+        self, data: Value, pads_minus_one: bool = False, segments: SegmentIds | None = None
+    ) -> BoundedArray:
+        return BoundedArray(data, self.length, self.origin, pads_minus_one, segments=segments)
 
     def valid_mask(self, rank: int = 1) -> Value:
         """Mask of the valid rows, with trailing axes of size one up to `rank`."""
