@@ -51,8 +51,9 @@ from invert.ir.types import (
 )
 
 # Each candidate is a run of the gradient. Of larger programs, candidates are the values that only
-# arguments of wrong gradient reach, or arguments alone.
+# arguments of wrong gradient reach, or, if these are as many or very large, arguments alone.
 _MAX_PLACES = 192
+_MAX_COMPUTED = 1 << 28
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
 # A gradient or a difference is rounding if it is smaller than this part of the wanted gradient.
@@ -345,21 +346,27 @@ def _search(
         return some_of(region.autodiff_of(places.program(gate, program), values))
 
     wanted = once(lambda values: some_of(eval_closed(raw, values)))
-    made = itertools.islice(samples(region.avals, len(region.numbers)), 0, 8, 3)
+    count = len(region.numbers)
+    made = list(itertools.islice(samples(region.avals, count), 0, 8, 3))
+    # The root of an optimizer's second moments is NaN at others, and NaN agrees with anything.
+    positive = [np.abs(x).astype(x.dtype) for x in made[0][:-count]]
+    made.append([*positive, *made[0][-count:]])
     points = [list(map(jnp.asarray, values)) for values in made]
     targets = [list(map(np.asarray, wanted(values))) for values in points]
     inputs = [places.jaxpr.invars[i - len(region.inputs)] for i in region.wanted]
-    only_arguments = False
+    before, only_arguments = None, False
     if len(places.sets) > _MAX_PLACES:
         plain = once(functools.partial(gradients_with, lambda use, value: value))
+        agree = [_agree(t, plain(values)) for values, t in zip(points, targets, strict=True)]
+        seen = [[np.isfinite(x).all() for x in target] for target in targets]
+        before = np.all(agree, axis=0)
         # A stop changes the gradient of each argument that reaches it.
-        right = np.logical_and.reduce(
-            [_agree(t, plain(values)) for values, t in zip(points, targets, strict=True)]
-        )
-        places = places.apart_from(list(itertools.compress(inputs, right)))
-        only_arguments = len(places.sets) > _MAX_PLACES
-        if only_arguments:
-            places = places.of_arguments()
+        right = itertools.compress(inputs, before & np.any(seen, axis=0))
+        apart = places.apart_from(list(right))
+        count = len(apart.sets)
+        elements = sum(v.aval.size for e in equations(open_jaxpr(raw)) for v in e.outvars)
+        only_arguments = count > _MAX_PLACES or count * elements > _MAX_COMPUTED
+        places = places.of_arguments() if only_arguments else apart
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
@@ -399,7 +406,8 @@ def _search(
                     found[k] = np.inf
         return np.where(np.isnan(found), np.inf, found)
 
-    before = fits(np.zeros((1, count), bool))[0]
+    if before is None:
+        before = fits(np.zeros((1, count), bool))[0]
     # Places where arguments without any gradient enter. Otherwise the search would need a step for
     # each parameter that is not trained.
     entered: set[int] = set()
