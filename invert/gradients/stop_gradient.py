@@ -51,8 +51,8 @@ from invert.ir.types import (
 )
 
 # Each candidate is a run of the gradient. Of larger programs, candidates are the values that only
-# arguments of wrong gradient reach, or, if these are as many or very large, arguments alone.
-_MAX_PLACES = 192
+# arguments of wrong gradient reach, or, if these or their arrays are too many, arguments alone.
+_MAX_PLACES, _MAX_APART = 192, 384
 _MAX_COMPUTED = 1 << 28
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
@@ -365,7 +365,7 @@ def _search(
         apart = places.apart_from(list(right))
         count = len(apart.sets)
         elements = sum(v.aval.size for e in equations(open_jaxpr(raw)) for v in e.outvars)
-        only_arguments = count > _MAX_PLACES or count * elements > _MAX_COMPUTED
+        only_arguments = count > _MAX_APART or count * elements > _MAX_COMPUTED
         places = places.of_arguments() if only_arguments else apart
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
@@ -421,7 +421,7 @@ def _search(
         if found := _grow(chosen, count, fits, places.latest_first):
             break
     else:
-        found = _approach(distances, fits, places)
+        found = _approach(distances, fits, places) if count <= _MAX_PLACES else []
     return list(map(places.uses, found))
 
 

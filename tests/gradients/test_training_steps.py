@@ -14,6 +14,8 @@ import pytest
 from jax import lax
 
 import invert
+from invert._private.jax import eval_closed, trace_closed
+from invert.gradients.paddings import with_padded_parts
 
 _RNG = np.random.default_rng(3)
 AGREES = "agrees with autodiff"
@@ -343,3 +345,18 @@ def test_a_stop_in_a_step_with_many_values() -> None:
     (told,) = module.report.gradients
     assert told.endswith(PUT_BACK)
     _check(module, step, args)
+
+
+def test_parts_that_are_zero_are_compared_as_paddings() -> None:
+    x = np.array([[1.0, -0.0], [np.nan, -np.inf]], np.float32)
+
+    def made(before: float) -> list[str]:
+        program = trace_closed(lambda x: [lax.concatenate([lax.full_like(x, before), x], 1)], x)
+        found = with_padded_parts(program)
+        wanted, result = (np.asarray(eval_closed(p, [x])[0]) for p in (program, found))
+        np.testing.assert_array_equal(result.view(np.int32), wanted.view(np.int32))
+        return [e.primitive.name for e in found.jaxpr.eqns]
+
+    assert "pad" in made(0.0)
+    assert "pad" not in made(-0.0)
+    assert "pad" not in made(1.0)
