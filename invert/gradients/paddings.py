@@ -16,10 +16,10 @@ from jax import lax
 from invert._private.jax import trace_closed
 from invert.ir.graph import Graph
 from invert.ir.interpret import replacing, retrace
-from invert.ir.jaxprs import canonicalize
+from invert.ir.jaxprs import canonicalize, map_jaxprs, with_inlined
 from invert.ir.size_slices import spaced_places
 from invert.ir.sizes import Shape, is_open
-from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Value
+from invert.ir.types import AnyJaxpr, Atom, ClosedJaxpr, Eqn, Jaxpr, Value
 
 _Config = list[tuple[int, int, int]]
 # A padding, as a function of the operands of the addition that it replaces.
@@ -41,6 +41,41 @@ def with_paddings(program: ClosedJaxpr) -> ClosedJaxpr | None:
         shape = eqn.outvars[0].aval.shape
         programs[eqn] = trace_closed(functools.partial(_reshaped, shape), eqn.invars[0].aval)
     return canonicalize(retrace(program, replacing(programs)))
+
+
+def with_padded_parts(program: ClosedJaxpr) -> ClosedJaxpr:
+    """Replace concatenations of one array with zeros by paddings, which have the same bits.
+
+    JAX makes either for the derivative of a concatenation by one of its operands.
+    """
+
+    def visit(jaxpr: Jaxpr) -> Jaxpr:
+        if jaxpr.constvars or "concatenate" not in {e.primitive.name for e in jaxpr.eqns}:
+            return jaxpr
+        graph = Graph(jaxpr)
+        return with_inlined(jaxpr, lambda eqn: _as_padding(graph, eqn))
+
+    found = map_jaxprs(program, visit)
+    return program if found is program else canonicalize(found)
+
+
+def _as_padding(graph: Graph, eqn: Eqn) -> ClosedJaxpr | None:
+    if eqn.primitive.name != "concatenate":
+        return None
+    axis: int = eqn.params["dimension"]
+    fillings = [graph.filling(a) for a in eqn.invars]
+    zero = [n is not None and not n.val and not np.signbit(n.val) for n in fillings]
+    sizes = [a.aval.shape[axis] for a in eqn.invars]
+    if zero.count(False) != 1 or any(map(is_open, sizes)):
+        return None
+    place = zero.index(False)
+    config = [(0, 0, 0)] * len(eqn.outvars[0].aval.shape)
+    config[axis] = (int(sum(sizes[:place])), int(sum(sizes[place + 1 :])), 0)
+
+    def run(*parts: Value) -> list[Value]:
+        return [lax.pad(parts[place], np.zeros((), parts[place].dtype), config)]
+
+    return trace_closed(run, *(a.aval for a in eqn.invars))
 
 
 def _reshaped(shape: Shape, x: Value) -> list[Value]:

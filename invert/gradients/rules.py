@@ -264,6 +264,7 @@ def meets_rules(backward: AnyJaxpr, cotangents: int) -> bool:
     return met
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _is_additive(program: AnyJaxpr, count: int, cotangents: int) -> bool:
     """Return whether a gradient of sums of cotangents is the sum of gradients, on samples."""
     run = once(lambda *values: eval_closed(program, values))

@@ -40,7 +40,7 @@ from invert.gradients.compare import (
 )
 from invert.gradients.conditions import Conditions
 from invert.gradients.empty_arrays import without_empty_arrays
-from invert.gradients.paddings import with_paddings
+from invert.gradients.paddings import with_padded_parts, with_paddings
 from invert.gradients.region import MarkedRegion
 from invert.gradients.rules import (
     Rule,
@@ -135,6 +135,11 @@ def plain(closed: J) -> J:
         return dce(rename(jaxpr.replace(eqns=eqns), names)) if names else jaxpr
 
     return jaxprs.map_jaxprs(closed, visit)
+
+
+def _compared(gradient: ClosedJaxpr) -> ClosedJaxpr:
+    """The form in which gradients are compared."""
+    return with_padded_parts(without_empty_arrays(without_constraints(inlined(gradient))))
 
 
 def _keeps_apart(eqn: Eqn) -> bool:
@@ -576,7 +581,7 @@ class GradientResolver:
         Large constants are arguments of both, so that they are not lowered.
         """
         # Exporters write shardings of arguments and results on gradient functions too.
-        inner = without_empty_arrays(without_constraints(inlined(raw)))
+        inner = _compared(raw)
         forms = [inner]
         if (padded := with_paddings(inner)) is not None:
             forms.append(padded)
@@ -596,7 +601,7 @@ class GradientResolver:
                     again = self._lowered(region, list(held), x64)
             except FAILURES:
                 return False
-            lowered = lowered_form(without_empty_arrays(without_constraints(inlined(again))))
+            lowered = lowered_form(_compared(again))
             if any(difference(form, lowered, constants) is None for form in wanted):
                 return True
         return False

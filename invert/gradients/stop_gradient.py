@@ -50,8 +50,10 @@ from invert.ir.types import (
     Var,
 )
 
-# Each candidate is a run of the gradient. Of larger programs, arguments alone are candidates.
-_MAX_PLACES = 192
+# Each candidate is a run of the gradient. Of larger programs, candidates are the values that only
+# arguments of wrong gradient reach, or, if these or their arrays are too many, arguments alone.
+_MAX_PLACES, _MAX_APART = 192, 384
+_MAX_COMPUTED = 1 << 28
 # The most stops that are found together, and the alternatives that are followed at each.
 _MAX_TOGETHER, _BEAM = 8, 4
 # A gradient or a difference is rounding if it is smaller than this part of the wanted gradient.
@@ -69,6 +71,8 @@ Fits = Callable[[np.ndarray], np.ndarray]
 Distances = Callable[[np.ndarray], np.ndarray]
 # A use of a value: index of the equation (-1 for the results), and position among its operands.
 Use = tuple[int, int]
+# What is used instead of a value.
+Gate = Callable[[Use, Value], Value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +94,13 @@ class _Places:
         Uses are similar if they are the same operand of the same primitive, and come from the same
         primitive. They are probably one function that the author called in many places.
         """
-        moving = {v for v in inputs if is_differentiable(v.aval)}
+        moving = _reached(jaxpr, inputs)
         uses: dict[Var, list[Use]] = {}
         eqns = _counted(jaxpr)
         for i, atoms in _operands(jaxpr):
             for k, atom in enumerate(atoms):
-                if not isinstance(atom, Literal) and atom in moving:
+                if isinstance(atom, Var) and atom in moving:
                     uses.setdefault(atom, []).append((i, k))
-            if i >= 0 and any(a in moving for a in atoms if not isinstance(a, Literal)):
-                moving.update(v for v in eqns[i].outvars if is_differentiable(v.aval))
         sets = [frozenset(found) for found in uses.values()]
         sets += [frozenset([use]) for found in uses.values() if len(found) > 1 for use in found]
         producers: dict[Var, Eqn] = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -114,9 +116,18 @@ class _Places:
     def of_arguments(self) -> _Places:
         """Those of all uses of an argument."""
         arguments = set(self.jaxpr.invars)
-        kept = [i for i, v in enumerate(self.values) if v in arguments]
-        values, sets = (tuple(found[i] for i in kept) for found in (self.values, self.sets))
-        return dataclasses.replace(self, values=values, sets=sets)
+        return self._at([i for i, v in enumerate(self.values) if v in arguments])
+
+    def apart_from(self, inputs: Sequence[Var]) -> _Places:
+        """Those of values that do not depend on `inputs`."""
+        reached, atoms = _reached(self.jaxpr, inputs), dict(_operands(self.jaxpr))
+        used = {use for uses in self.sets for use in uses}
+        free = {(i, k) for i, k in used if atoms[i][k] not in reached}
+        return self._at([n for n, uses in enumerate(self.sets) if uses <= free])
+
+    def _at(self, kept: Sequence[int]) -> _Places:
+        values = tuple(self.values[i] for i in kept if i < len(self.values))
+        return dataclasses.replace(self, values=values, sets=tuple(self.sets[i] for i in kept))
 
     def all_of(self, value: Var) -> set[int]:
         """The set of all uses of a value, by index."""
@@ -127,9 +138,7 @@ class _Places:
         end = len(self.jaxpr.eqns)
         return sorted(chosen, key=lambda i: -min(end if e < 0 else e for e, _ in self.sets[i]))
 
-    def program(
-        self, gate: Callable[[Use, Value], Value], sized: Jaxpr | None = None
-    ) -> JaxFunction:
+    def program(self, gate: Gate, sized: Jaxpr | None = None) -> JaxFunction:
         """The program, perhaps at given sizes, with `gate(use, value)` for each used value."""
         jaxpr = sized or self.jaxpr
 
@@ -153,9 +162,12 @@ class _Places:
 
         return run
 
-    def stopped(self, chosen: set[int]) -> ClosedJaxpr:
-        """Trace the program with `stop_gradient` at the chosen places."""
-        uses = frozenset[Use]().union(*(self.sets[i] for i in chosen))
+    def uses(self, chosen: set[int]) -> frozenset[Use]:
+        """The uses in some of the sets."""
+        return frozenset[Use]().union(*(self.sets[i] for i in chosen))
+
+    def stopped(self, uses: Set[Use]) -> ClosedJaxpr:
+        """Trace the program with `stop_gradient` at some uses."""
         kept: dict[int, Value] = {}  # one `stop_gradient` for all uses of a value
 
         def gate(use: Use, value: Value) -> Value:
@@ -174,6 +186,15 @@ def _kind(eqn: Eqn) -> Hashable:
 
 def _counted(jaxpr: Jaxpr) -> list[Eqn]:
     return [eqn for eqn in jaxpr.eqns if eqn.primitive is not dim_as_value_p]
+
+
+def _reached(jaxpr: Jaxpr, inputs: Sequence[Var]) -> set[Atom]:
+    """The values that may have a derivative by `inputs`."""
+    reached: set[Atom] = {v for v in inputs if is_differentiable(v.aval)}
+    for eqn in jaxpr.eqns:
+        if any(a in reached for a in eqn.invars if isinstance(a, Var)):
+            reached.update(v for v in eqn.outvars if is_differentiable(v.aval))
+    return reached
 
 
 def _operands(jaxpr: Jaxpr) -> Iterator[tuple[int, Sequence[Atom]]]:
@@ -279,8 +300,9 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     Each step of the search adds the place that makes most results right. Where no single place
     does, as in a VQ-VAE, where several terms of one loss stop each other's gradients, it adds those
     that come closest. It runs at one choice of the open sizes; the result is proved for all of
-    them. In large programs, only arguments that have no gradient are stopped. There are none for
-    programs that might run forever.
+    them. In large programs, only values are stopped that no argument of right gradient reaches, or,
+    if these are many, arguments that have no gradient. There are none for programs that might run
+    forever.
 
     The places are tried with promised bounds, too: the gradient that they reproduce is the same
     where indices are in bounds, and a search takes long.
@@ -289,9 +311,6 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
         return
     inner = open_jaxpr(region.forward)
     places = _Places.of(inner, [inner.invars[-len(region.inputs) :][i] for i in region.wanted])
-    is_large = len(places.sets) > _MAX_PLACES
-    if is_large:
-        places = places.of_arguments()
     if not places.sets:
         return
     try:
@@ -300,7 +319,7 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
             sized, program = (substitute(p, sizes) if sizes else p for p in (raw, region.forward))
             at_sizes = copy.copy(region)
             at_sizes.avals = [type_of(v) for v in open_jaxpr(sized).invars]
-            found = _search(places, at_sizes, sized, open_jaxpr(program), is_large)
+            found = _search(places, at_sizes, sized, open_jaxpr(program))
     except FAILURES:
         return
     for start in (region, *([region.promising()] if clipping(region.forward) else ())):
@@ -310,15 +329,44 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
 
 
 def _search(
-    places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr, is_large: bool
-) -> list[set[int]]:
-    """Sets of places for `stop_gradient` that reproduce the gradient numerically.
+    places: _Places, region: MarkedRegion, raw: AnyJaxpr, program: Jaxpr
+) -> list[frozenset[Use]]:
+    """Uses of values where `stop_gradient` reproduces the gradient numerically.
 
     **Arguments:**
 
     - `region`, `raw`, `program`: the region, its gradient and its program, at given sizes.
-    - `is_large`: whether there are too many places to try each.
     """
+
+    # Candidates are proved afterwards, so checking some elements of large results is enough here.
+    def some_of(results: Sequence[Value]) -> list[Value]:
+        return [x if x.size <= _ELEMENTS else jnp.ravel(x)[_places(x.size)] for x in results]
+
+    def gradients_with(gate: Gate, values: Sequence[Value]) -> list[Value]:
+        return some_of(region.autodiff_of(places.program(gate, program), values))
+
+    wanted = once(lambda values: some_of(eval_closed(raw, values)))
+    count = len(region.numbers)
+    made = list(itertools.islice(samples(region.avals, count), 0, 8, 3))
+    # The root of an optimizer's second moments is NaN at others, and NaN agrees with anything.
+    positive = [np.abs(x).astype(x.dtype) for x in made[0][:-count]]
+    made.append([*positive, *made[0][-count:]])
+    points = [list(map(jnp.asarray, values)) for values in made]
+    targets = [list(map(np.asarray, wanted(values))) for values in points]
+    inputs = [places.jaxpr.invars[i - len(region.inputs)] for i in region.wanted]
+    before, only_arguments = None, False
+    if len(places.sets) > _MAX_PLACES:
+        plain = once(functools.partial(gradients_with, lambda use, value: value))
+        agree = [_agree(t, plain(values)) for values, t in zip(points, targets, strict=True)]
+        seen = [[np.isfinite(x).all() for x in target] for target in targets]
+        before = np.all(agree, axis=0)
+        # A stop changes the gradient of each argument that reaches it.
+        right = itertools.compress(inputs, before & np.any(seen, axis=0))
+        apart = places.apart_from(list(right))
+        count = len(apart.sets)
+        elements = sum(v.aval.size for e in equations(open_jaxpr(raw)) for v in e.outvars)
+        only_arguments = count > _MAX_APART or count * elements > _MAX_COMPUTED
+        places = places.of_arguments() if only_arguments else apart
     count = len(places.sets)
     members: dict[Use, list[int]] = {}
     for i, uses in enumerate(places.sets):
@@ -332,24 +380,15 @@ def _search(
             stop = mask[np.asarray(members[use])].any()
             return jnp.where(stop, jax.lax.stop_gradient(value), value)
 
-        return some_of(region.autodiff_of(places.program(gate, program), values))
-
-    # Candidates are proved afterwards, so checking some elements of large results is enough here.
-    def some_of(results: Sequence[Value]) -> list[Value]:
-        return [x if x.size <= _ELEMENTS else jnp.ravel(x)[_places(x.size)] for x in results]
+        return gradients_with(gate, values)
 
     tried = once(gradients)
-    wanted = once(lambda values: some_of(eval_closed(raw, values)))
-    made = itertools.islice(samples(region.avals, len(region.numbers)), 0, 8, 3)
-    points = [list(map(jnp.asarray, values)) for values in made]
-    targets = [list(map(np.asarray, wanted(values))) for values in points]
 
     def fits(masks: np.ndarray) -> np.ndarray:
         right = np.ones((len(masks), len(targets[0])), bool)
         for row, mask in zip(right, masks, strict=True):
             for values, target in zip(points, targets, strict=True):
-                results = map(np.asarray, tried(mask, values))
-                row &= [beyond_rounding(x, y) == 0 for x, y in zip(target, results, strict=True)]
+                row &= _agree(target, tried(mask, values))
                 if not row.any():
                     break
         return right
@@ -367,20 +406,28 @@ def _search(
                     found[k] = np.inf
         return np.where(np.isnan(found), np.inf, found)
 
-    before = fits(np.zeros((1, count), bool))[0]
+    if before is None:
+        before = fits(np.zeros((1, count), bool))[0]
     # Places where arguments without any gradient enter. Otherwise the search would need a step for
     # each parameter that is not trained.
     entered: set[int] = set()
-    for k, i in enumerate(region.wanted):
+    for k in range(len(inputs)):
         if not before[k] and not any(np.any(target[k]) for target in targets):
-            entered |= places.all_of(places.jaxpr.invars[i - len(region.inputs)])
-    if is_large:
+            entered |= places.all_of(inputs[k])
+    if only_arguments:
         mask = np.isin(np.arange(count), [*entered])
-        return [entered] if entered and fits(mask[None]).all() else []
+        return [places.uses(entered)] if entered and fits(mask[None]).all() else []
     for chosen in (set[int](), entered) if entered else (set[int](),):
         if found := _grow(chosen, count, fits, places.latest_first):
-            return found
-    return _approach(distances, fits, places)
+            break
+    else:
+        found = _approach(distances, fits, places) if count <= _MAX_PLACES else []
+    return list(map(places.uses, found))
+
+
+def _agree(wanted: Sequence[np.ndarray], results: Sequence[Value]) -> np.ndarray:
+    pairs = zip(wanted, map(np.asarray, results), strict=True)
+    return np.array([beyond_rounding(x, y) == 0 for x, y in pairs])
 
 
 def _places(size: int) -> np.ndarray:

@@ -14,6 +14,8 @@ import pytest
 from jax import lax
 
 import invert
+from invert._private.jax import eval_closed, trace_closed
+from invert.gradients.paddings import with_padded_parts
 
 _RNG = np.random.default_rng(3)
 AGREES = "agrees with autodiff"
@@ -303,3 +305,58 @@ def test_calls_in_a_loss(name: str) -> None:
     module = invert.from_exported(jax.export.export(jax.jit(step))(*args))
     assert f"{name}(" in module.source
     assert "jax.value_and_grad" in module.source
+
+
+def test_a_stop_in_a_step_with_many_values() -> None:
+    """A network with the largest of another one as target, and an optimizer with a root."""
+    weights = {"up": _f(5, 8), "bias": _f(8), "down": _f(8, 3), "last": _f(3)}
+
+    def scores(w: Any, x: Any) -> Any:
+        return jax.nn.relu(x @ w["up"] + w["bias"]) @ w["down"] + w["last"]
+
+    def loss(w: Any, slow: Any, x: Any, after: Any, chosen: Any) -> Any:
+        best = jnp.argmax(scores(w, after), -1)
+        target = jnp.take_along_axis(scores(slow, after), best[:, None], -1)
+        own = jnp.take_along_axis(scores(w, x), chosen[:, None], -1)
+        gap = jnp.abs(own - lax.stop_gradient(target))
+        quadratic = jnp.minimum(gap, 1.0)
+        return (0.5 * quadratic**2 + gap - quadratic).mean()
+
+    def step(state: Any, *batch: Any) -> Any:
+        w, slow, first, second, count = state
+        value, slope = jax.value_and_grad(loss)(w, slow, *batch)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, slope)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, slope)
+        count = count + 1.0
+        own, other = (1 - 0.9**count, 1 - 0.99**count)
+
+        def updated(w: Any, m: Any, v: Any) -> Any:
+            return w - 0.1 * (m / own) / (jnp.sqrt(v / other) + 1e-3)
+
+        w = jax.tree.map(updated, w, first, second)
+        slow = jax.tree.map(lambda s, w: 0.9 * s + 0.1 * w, slow, w)
+        return (w, slow, first, second, count), value
+
+    moments = [jax.tree.map(lambda x, n=n: n * x**2 + 0.1, weights) for n in (1, 2)]
+    slow = jax.tree.map(lambda x: -x[::-1], weights)
+    state = (weights, slow, *moments, np.float32(3))
+    args = (state, _f(4, 5), _f(4, 5), _i(3, 4))
+    module = invert.from_exported(jax.export.export(jax.jit(step))(*args))
+    (told,) = module.report.gradients
+    assert told.endswith(PUT_BACK)
+    _check(module, step, args)
+
+
+def test_parts_that_are_zero_are_compared_as_paddings() -> None:
+    x = np.array([[1.0, -0.0], [np.nan, -np.inf]], np.float32)
+
+    def made(before: float) -> list[str]:
+        program = trace_closed(lambda x: [lax.concatenate([lax.full_like(x, before), x], 1)], x)
+        found = with_padded_parts(program)
+        wanted, result = (np.asarray(eval_closed(p, [x])[0]) for p in (program, found))
+        np.testing.assert_array_equal(result.view(np.int32), wanted.view(np.int32))
+        return [e.primitive.name for e in found.jaxpr.eqns]
+
+    assert "pad" in made(0.0)
+    assert "pad" not in made(-0.0)
+    assert "pad" not in made(1.0)
