@@ -57,6 +57,13 @@ def test_weights_without_numbers_are_saved(tmp_path: Path) -> None:
     assert invert.load(tmp_path)(jnp.zeros((5, 0), jnp.int8)).shape == (5, 3)
 
 
+def test_a_package_is_loaded_where_implicit_transfers_are_refused(tmp_path: Path) -> None:
+    invert.save(_layered(), tmp_path)
+    with jax.transfer_guard("disallow"):
+        loaded = invert.load(tmp_path)
+    assert jax.tree.leaves(eqx.filter(loaded, eqx.is_array))
+
+
 def test_large_weights_are_split_into_shards(tmp_path: Path) -> None:
     module = _layered()
     invert.save(module, tmp_path, max_shard_size=100)
