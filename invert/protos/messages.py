@@ -172,7 +172,7 @@ def parse_text(kind: type[M], data: bytes, where: str) -> M:
         if any(len(run[0]) > _LONGEST_SPACE for run in re.finditer(r"[^\S\n]++", text)):
             raise ValueError(f"more than {_LONGEST_SPACE} spaces in a row")
         text_format.Parse(text, made, allow_unknown_field=True)
-    except (text_format.Error, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (text_format.ParseError, ValueError) as error:
         fault = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"{error}"
         if len(fault) > _LONGEST_FAULT:  # it quotes the line
             fault = f"{fault[: _LONGEST_FAULT // 2]} ... {fault[-_LONGEST_FAULT // 2 :]}"
