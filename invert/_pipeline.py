@@ -163,6 +163,7 @@ def _finished(
 ) -> tuple[Jaxpr, tuple[np.ndarray, ...], Certificate]:
     """The program without hints, its constants, rounded on request, and the certificate."""
     closed = with_shared_functions(hints.without_hints(hints.restore_arrays(closed)))
+    closed = jaxprs.with_unique_marked(closed)
     jaxpr, constants = jaxprs.split_constants(closed)
     narrow, kept = jaxprs.narrow_constants(jaxpr, constants, config.bfloat16_constants)
     if narrow is jaxpr:

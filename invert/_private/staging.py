@@ -30,7 +30,7 @@ def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> l
     for values of other types, for effects, and where the caller adds metadata to each equation.
     """
     trace = _recording_trace()
-    if trace is None or jaxpr.effects or _has_high(jaxpr):
+    if trace is None or jaxpr.effects or has_high(jaxpr):
         return None
     source = source_info_util.current()
     given = [
@@ -43,7 +43,7 @@ def inlined(jaxpr: Jaxpr, consts: Sequence[Value], values: Sequence[Value]) -> l
 
 
 @util.weakref_lru_cache
-def _has_high(jaxpr: Jaxpr) -> bool:
+def has_high(jaxpr: Jaxpr) -> bool:
     """Return whether binding an equation would mark the trace as one to be lowered first.
 
     A rewritten jaxpr does not record this.

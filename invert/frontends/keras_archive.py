@@ -51,7 +51,7 @@ _LARGEST_CONFIG = 1 << 28
 _LONGEST_CAUSE = 1000
 # Limits on the unpacked size: a multiple of the archive's size, plus a constant.
 _RATIO, _SPARE = 100, 1 << 28
-_WEIGHTS = "model.weights.h5"
+_WEIGHTS, _UNCHECKED = "model.weights.h5", "model.weights.npz"
 _HDF5 = b"\x89HDF"
 # The modules of Keras 3's own kinds of models, which HDF5 files leave out and archives name.
 _MODULES = {"Functional": "keras.src.models.functional", "Model": "keras", "Sequential": "keras"}
@@ -269,6 +269,10 @@ def _config_of(file: Path) -> tuple[object, str]:
             return _config_of_hdf5(file)
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo("config.json")
+            if (size := _unpacked(archive, most := _held(file))) > most:
+                raise MalformedModelError(
+                    f"{file}: its entries add up to {size} bytes or more, too many for this archive"
+                )
             if info.file_size > _LARGEST_CONFIG:
                 raise MalformedModelError(f"{file}: its config.json is too large")
             # Keras 3 reads archives without one, too.
@@ -286,6 +290,31 @@ def _config_of(file: Path) -> tuple[object, str]:
         RecursionError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise MalformedModelError(f"{file} is not a Keras model: {error}") from error
+
+
+def _unpacked(archive: zipfile.ZipFile, most: int) -> int:
+    """The bytes of all entries, unpacked; where that is more than `most`, perhaps not all of them.
+
+    An entry may hold more than it says. `zipfile` unpacks all of it, and then drops the rest.
+
+    **Raises:** what `zipfile` raises for damage; `ValueError` for other ways to pack than Keras's,
+        which `zipfile` does not unpack in parts.
+    """
+    total = sum(info.file_size for info in archive.infolist())
+    for info in archive.infolist():
+        if total > most:
+            break
+        if info.compress_type == zipfile.ZIP_STORED:
+            continue
+        if info.compress_type != zipfile.ZIP_DEFLATED:
+            raise ValueError(f"its entry {info.filename!r} is packed in another way than Keras's")
+        total -= info.file_size
+        whole = copy.copy(info)
+        whole.file_size = most + 1
+        with archive.open(whole) as data:
+            while total <= most and (part := data.read(1 << 20)):
+                total += len(part)
+    return total
 
 
 def _config_of_hdf5(file: Path) -> tuple[object, str]:
@@ -397,7 +426,7 @@ def _content_problems(file: Path) -> list[Problem]:
 
 
 def _entry_problems(file: Path) -> Iterator[Problem]:
-    """Problems: files with outside paths, or declaring more bytes than they hold."""
+    """Problems: files with outside paths, and what `_weight_problems` finds."""
     if _is_hdf5(file):
         yield from _weight_problems(file, _held(file))
         return
@@ -412,19 +441,14 @@ def _entry_problems(file: Path) -> Iterator[Problem]:
                     f"{file}",
                     _REMEDY,
                 )
-        if (size := sum(info.file_size for info in archive.infolist())) > held:
-            yield Problem(
-                "file sizes",
-                f"add up to {size} bytes, too many for this archive",
-                f"{file}",
-                _REMEDY,
-            )
-        elif _WEIGHTS in archive.namelist():
+        if _WEIGHTS in archive.namelist():
             weights = archive.read(_WEIGHTS)
             if importlib.util.find_spec("h5py") is None:
                 return  # Keras does not read them either
             hdf5_in_child.check(weights, f"{_WEIGHTS} in {file}", held)
             yield from _weight_problems(io.BytesIO(weights), held)
+        elif _UNCHECKED in archive.namelist():  # Keras reads it, but `model.save` never writes it
+            yield Problem("weights", f"are in {_UNCHECKED}, not {_WEIGHTS}", f"{file}", _REMEDY)
 
 
 def _weight_problems(data: io.BytesIO | Path, held: int) -> Iterator[Problem]:

@@ -48,6 +48,7 @@ from invert._private.jax import (
 )
 from invert._private.meshes import on_shards
 from invert._private.programs import close
+from invert._private.staging import has_high
 from invert.ir.loops import WhileParts
 from invert.ir.passes import Made, replaced, rewritten
 from invert.ir.size_slices import with_slices
@@ -82,11 +83,28 @@ def canonicalize(closed: J) -> J:
 _UNIQUE = "call_hi_primitive"
 
 
+def holds_unique(closed: AnyJaxpr) -> bool:
+    """Return whether a function is made of such equations, which only a call of it can write."""
+    return any(eqn.primitive.name == _UNIQUE for eqn in open_jaxpr(closed).eqns)
+
+
 def without_unique(closed: J) -> J:
     """Expand such equations, as they trace under JAX's current settings."""
     if _UNIQUE not in names_in(open_jaxpr(closed)):
         return closed
     return map_jaxprs(closed, lambda jaxpr: with_inlined(jaxpr, _expansion))
+
+
+def with_unique_marked(closed: J) -> J:
+    """Record in each jaxpr whether such an equation is inside, since lowering expands only those.
+
+    Rewritten jaxprs keep the mark of the original.
+    """
+
+    def marked(jaxpr: Jaxpr) -> Jaxpr:
+        return jaxpr if jaxpr.is_high or not has_high(jaxpr) else jaxpr.replace(is_high=True)
+
+    return map_jaxprs(closed, marked) if _UNIQUE in names_in(open_jaxpr(closed)) else closed
 
 
 def _expansion(eqn: Eqn) -> ClosedJaxpr | None:

@@ -445,7 +445,8 @@ def load_saved(
         _check_mesh(where, mesh, specs)
         given = {"mesh": mesh, "shardings": specs}
     try:
-        return read(where / _WEIGHTS, **given)
+        with jax.transfer_guard("allow"):  # the caller asks for arrays on a device
+            return read(where / _WEIGHTS, **given)
     except _OF_DAMAGED_CODE as error:
         _check_readable(where)
         raise MalformedModelError(

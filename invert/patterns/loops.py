@@ -18,7 +18,7 @@ from invert._private.programs import bind_scan, new_jaxpr
 from invert.ir import kinds
 from invert.ir.counted import Counted, counted
 from invert.ir.graph import Graph, from_outside
-from invert.ir.jaxprs import with_inlined
+from invert.ir.jaxprs import holds_unique, with_inlined
 from invert.ir.loops import WhileParts
 from invert.ir.sizes import as_value, is_open
 from invert.ir.types import AnyJaxpr, Atom, Eqn, JaxFunction, Value, Var
@@ -236,7 +236,9 @@ def _whole_body(eqns: Sequence[Eqn]) -> dict[Eqn, AnyJaxpr]:
     """The call that the lowering puts around a whole body, if any."""
     calls = [e for e in eqns if e.primitive.name == "jit"]
     rest = [e for e in eqns if e.primitive.name not in ("jit", "add", "sub")]
-    return {e: e.params["jaxpr"] for e in calls} if len(calls) == 1 and not rest else {}
+    if len(calls) != 1 or rest or holds_unique(calls[0].params["jaxpr"]):
+        return {}
+    return {calls[0]: calls[0].params["jaxpr"]}
 
 
 PATTERNS = (EquationPattern("scan", ("while",), _scan),)

@@ -156,6 +156,8 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 
 _LONGEST_FAULT = 200
+# The parser takes 150 bytes for each space of a row.
+_LONGEST_SPACE = 1 << 20
 
 
 def parse_text(kind: type[M], data: bytes, where: str) -> M:
@@ -166,9 +168,12 @@ def parse_text(kind: type[M], data: bytes, where: str) -> M:
     name = kind.__qualname__
     made = cast("Message", message(kind)())
     try:
-        text_format.Parse(data, made, allow_unknown_field=True)
-    except text_format.ParseError as error:
-        fault = f"{error}" or "it is not UTF-8"
+        text = data.decode()
+        if any(len(run[0]) > _LONGEST_SPACE for run in re.finditer(r"[^\S\n]++", text)):
+            raise ValueError(f"more than {_LONGEST_SPACE} spaces in a row")
+        text_format.Parse(text, made, allow_unknown_field=True)
+    except (text_format.ParseError, ValueError) as error:
+        fault = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"{error}"
         if len(fault) > _LONGEST_FAULT:  # it quotes the line
             fault = f"{fault[: _LONGEST_FAULT // 2]} ... {fault[-_LONGEST_FAULT // 2 :]}"
         raise MalformedModelError(f"{where} is not the text of a {name}: {fault}") from error

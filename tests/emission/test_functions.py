@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -506,3 +507,14 @@ def test_mapped_branches_take_integers_and_keys_as_they_are() -> None:
         np.testing.assert_array_equal(
             jax.jit(lambda *a, run=run: run(*a))(*args), jax.jit(f)(*args)
         )
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_function_named_as_one_of_the_library_takes_any_number(number: float) -> None:
+    @jax.jit
+    def var(x: Any, y: Any) -> Any:
+        return jnp.sin(x) * y
+
+    module = invert.from_exported(jax.export.export(jax.jit(lambda x: var(x, number)))(jnp.ones(3)))
+    assert "ddof" not in module.source
+    np.testing.assert_array_equal(module.model(jnp.ones(3)), jnp.sin(jnp.ones(3)) * number)

@@ -14,6 +14,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,6 +46,22 @@ def _layered(*, fixed: tuple[str, ...] = ()) -> Any:
     flagged = [dataclasses.replace(p, trainable=p.name not in fixed) for p in entry.params]
     assert {p.name for p in flagged} >= set(fixed)
     return recovered(dataclasses.replace(entry, params=tuple(flagged)))
+
+
+def test_weights_without_numbers_are_saved(tmp_path: Path) -> None:
+    weight = np.zeros((0, 3), np.int8)
+    module = invert.from_exported(
+        jax.export.export(jax.jit(lambda x: x @ weight))(jnp.zeros((5, 0), jnp.int8)).serialize()
+    )
+    invert.save(module, tmp_path)
+    assert invert.load(tmp_path)(jnp.zeros((5, 0), jnp.int8)).shape == (5, 3)
+
+
+def test_a_package_is_loaded_where_implicit_transfers_are_refused(tmp_path: Path) -> None:
+    invert.save(_layered(), tmp_path)
+    with jax.transfer_guard("disallow"):
+        loaded = invert.load(tmp_path)
+    assert jax.tree.leaves(eqx.filter(loaded, eqx.is_array))
 
 
 def test_large_weights_are_split_into_shards(tmp_path: Path) -> None:

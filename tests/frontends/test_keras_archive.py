@@ -6,8 +6,11 @@ import io
 import json
 import os
 import shutil
+import struct
 import sys
+import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,7 +109,9 @@ CASES: dict[str, Callable[[Content, Path], None]] = {
     "vocabulary of a file": layer(class_name="StringLookup", config={"vocabulary": "SECRET"}),
     "outside": lambda content, secret: content.update({"../outside": b"x"}),
     "absolute": lambda content, secret: content.update({"/tmp/outside": b"x"}),
-    "bomb": lambda content, secret: content.update({"assets/bomb": bytes(1 << 29)}),
+    "other weights": lambda content, secret: content.update(
+        {"model.weights.npz": content.pop("model.weights.h5")}
+    ),
     "external link": weights(_external_link),
     "external data": weights(_external_data),
     "virtual data": weights(_virtual),
@@ -128,6 +133,53 @@ def test_nothing_runs_and_no_other_file_is_read(case: str, archive: Path, tmp_pa
         invert.load(tmp_path / "model.keras")
     assert all(p.reason and p.remedy for p in error.value.problems)
     assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+def _bomb(path: Path, content: Content) -> None:
+    write(path, content | {"assets/bomb": bytes(1 << 29)})
+
+
+def _bomb_of_metadata(path: Path, content: Content) -> None:
+    write(path, content | {"metadata.json": content["metadata.json"] + b" " * (1 << 29)})
+
+
+def _bomb_that_says_less(path: Path, content: Content) -> None:
+    name, text = "config.json", content["config.json"]
+    write(path, content | {name: text + b" " * (1 << 29)})
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        local = archive.getinfo(name).header_offset
+    for place in (local + 14, data.rindex(b"PK\x01\x02", 0, data.rindex(name.encode())) + 16):
+        struct.pack_into("<I", data, place, zlib.crc32(text))
+        struct.pack_into("<I", data, place + 8, len(text))
+    path.write_bytes(data)
+
+
+def _bomb_of_another_kind(path: Path, content: Content) -> None:
+    write(path, content)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("assets/x", bytes(9), zipfile.ZIP_BZIP2)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "message"),
+    [
+        (_bomb, "too many for this archive"),
+        (_bomb_of_metadata, "too many for this archive"),
+        (_bomb_that_says_less, "too many for this archive|Bad CRC"),
+        (_bomb_of_another_kind, "packed in another way"),
+    ],
+)
+def test_bombs_are_refused_before_they_are_unpacked(
+    bomb: Callable[[Path, Content], None], message: str, archive: Path, tmp_path: Path
+) -> None:
+    bomb(tmp_path / "model.keras", content_of(archive))
+    tracemalloc.start()
+    with pytest.raises(invert.MalformedModelError, match=message):
+        invert.load(tmp_path / "model.keras")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 26
 
 
 def test_the_archive_itself_is_read(archive: Path, tmp_path: Path) -> None:

@@ -133,6 +133,24 @@ def test_the_derivative_of_ldexp() -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: lax.fori_loop(0, 4, lambda _, y: jnp.ldexp(y, i), x),
+        lambda x, i: lax.scan(lambda y, _: (jnp.ldexp(y, i) + i, y), x, length=3)[0],
+        lambda x, i: lax.while_loop(lambda y: y[0] < 9, lambda y: jnp.ldexp(y, i), x),
+        lambda x, i: lax.cond(x[0] > 0, jnp.ldexp, lambda x, i: x * i, x, i),
+    ],
+    ids=["fori_loop", "scan", "while_loop", "cond"],
+)
+def test_ldexp_in_control_flow(function: Any) -> None:
+    # In jax 0.12 it is a primitive that lowering expands only in programs marked as holding one.
+    x, i = jnp.array([0.3, -2.0, 5.0]), jnp.array([2, -1, 3])
+    module = recover(function, x, i)
+    for run in (module, jax.jit(module), module.model):
+        np.testing.assert_array_equal(run(x, i), function(x, i))
+
+
 @pytest.mark.parametrize("function", [jnp.logaddexp, jnp.logaddexp2])
 def test_the_derivative_of_complex_logarithms_of_sums(function: Any) -> None:
     # Where neither is the larger one, and where the selection of `max` has no derivative.

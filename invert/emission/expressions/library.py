@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import jax.scipy.special
+import numpy as np
 
 from invert._private.jax import open_jaxpr
 from invert.emission.expressions import fourier, helpers, literals
@@ -260,9 +261,8 @@ def _axes(eqn: Eqn) -> Iterator[dict[str, ast.expr]]:
 def _degrees(eqn: Eqn) -> dict[str, ast.expr]:
     """The degrees of freedom that a variance subtracts."""
     *_, last = eqn.invars
-    if len(eqn.invars) > 1 and isinstance(last, Literal) and last.val == int(last.val) != 0:
-        return {"ddof": number(int(last.val))}
-    return {}
+    value = last.val if len(eqn.invars) > 1 and isinstance(last, Literal) else 0
+    return {"ddof": number(int(value))} if np.isfinite(value) and value == int(value) != 0 else {}
 
 
 def _axes_of(axes: Sequence[int], rank: int) -> ast.expr:

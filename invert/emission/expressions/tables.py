@@ -19,6 +19,8 @@ _FEW = 6
 def array(value: np.ndarray, library: str = "jnp") -> ast.expr:
     """A call of `jax.numpy` or, with `library="np"`, of NumPy that returns an array."""
     dtype = literals.dtype(value.dtype)
+    if not value.size:  # lists do not tell all sizes
+        return call(f"{library}.zeros", literals.shape(value.shape), dtype)
     if (text := _multiples(value, dtype, library)) is not None:
         return text
     whole = call(f"{library}.array", literals.value(value.tolist()), dtype)
