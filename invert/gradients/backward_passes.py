@@ -37,7 +37,7 @@ from invert.gradients.cache import without_rules
 from invert.gradients.checkpoints import with_checkpointed_parts
 from invert.gradients.pullbacks import is_product, is_scan, starts
 from invert.gradients.settle import plain
-from invert.gradients.undifferentiated import undifferentiated
+from invert.gradients.undifferentiated import undifferentiated, with_invariants_inside
 from invert.ir import kinds, traced_form
 from invert.ir.avals import is_differentiable, type_of
 from invert.ir.gradient_marker import custom_gradient_p, parts
@@ -644,7 +644,8 @@ def _forwards(graph: Graph, results: Sequence[Var], recognize: Recognize) -> Ite
     computed = dce(graph.jaxpr.replace(outvars=results))
     alone = map_jaxprs(computed, undifferentiated)
     known: set[Hashable] = set()
-    for whole in dict.fromkeys((*with_checkpointed_parts(graph.jaxpr, alone), alone, computed)):
+    likely = *with_checkpointed_parts(graph.jaxpr, alone), alone, with_invariants_inside(alone)
+    for whole in dict.fromkeys((*likely, computed)):
         for form in _recognized(_forms(whole), whole, recognize):
             types = [v.aval for v in form.invars]
             forward = trace_closed(functools.partial(_evaluated, form), *types)

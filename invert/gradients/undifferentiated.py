@@ -6,12 +6,18 @@ compute it in another way. The derivative of what they compute is then another p
 
 from __future__ import annotations
 
-from invert._private.jax import dce, open_jaxpr
-from invert.ir.graph import Graph, is_number
-from invert.ir.jaxprs import variables_read, with_equations
+import dataclasses
+from collections.abc import Sequence
+
+from invert._private.jax import dce, eval_closed, eval_jaxpr, open_jaxpr, trace_closed
+from invert.ir.avals import type_of
+from invert.ir.graph import Graph, from_outside, is_number, is_var
+from invert.ir.jaxprs import sub_jaxprs, variables_read, with_equations
+from invert.ir.loops import ScanParts
 from invert.ir.lowered_form import lowered_form
 from invert.ir.merging import program_key
-from invert.ir.types import Atom, Eqn, Jaxpr
+from invert.ir.passes import replaced
+from invert.ir.types import Atom, Eqn, Jaxpr, Value
 
 
 def undifferentiated(jaxpr: Jaxpr) -> Jaxpr:
@@ -19,6 +25,61 @@ def undifferentiated(jaxpr: Jaxpr) -> Jaxpr:
     graph = Graph(with_less_sorted(jaxpr))
     changed = with_equations(graph.jaxpr, [_undone(e, graph) for e in graph.eqns])
     return changed if changed is graph.jaxpr else dce(changed)
+
+
+def with_invariants_inside(jaxpr: Jaxpr) -> Jaxpr:
+    """Compute in each step of a loop what is computed for the loop alone.
+
+    JAX takes what does not change from step to step out of a loop that it differentiates, such as
+    weights that a cell joins. The derivative then sums up that of the parts, step by step.
+    """
+    graph = Graph(jaxpr)
+
+    def inside(eqn: Eqn) -> list[Eqn] | None:
+        if eqn.primitive.name != "scan" or eqn.effects:
+            return None
+        moved = _only_for(eqn, graph)
+        return [_with_inside(eqn, moved, jaxpr)] if moved else None
+
+    found = replaced(jaxpr, inside)
+    return jaxpr if found is jaxpr else dce(found)
+
+
+def _only_for(loop: Eqn, graph: Graph) -> list[Eqn]:
+    """The equations whose results only a loop reads, as constants."""
+    consts = {*filter(is_var, ScanParts.of(loop).consts)}
+    others = {a for a in loop.invars[len(ScanParts.of(loop).consts) :] if is_var(a)}
+    moved: dict[Eqn, None] = {}
+    for eqn in reversed(graph.eqns[: graph.index[loop]]):
+        users = {u for v in eqn.outvars for u in graph.users.get(v, ())}
+        read = consts.union(*(filter(is_var, u.invars) for u in users if u is not loop))
+        alone = users.issubset({loop, *moved}) and graph.results.isdisjoint(eqn.outvars)
+        if not users or not alone or not read.issuperset(eqn.outvars):
+            continue
+        if not (eqn.effects or others.intersection(eqn.outvars) or any(sub_jaxprs(eqn))):
+            moved[eqn] = None
+    return [*reversed(moved)]
+
+
+def _with_inside(loop: Eqn, moved: Sequence[Eqn], around: Jaxpr) -> Eqn:
+    parts = ScanParts.of(loop)
+    made = {v for e in moved for v in e.outvars}
+    read = from_outside(moved)
+    results = [a for a in parts.consts if is_var(a) and a in made]
+    consts = [*dict.fromkeys((*(a for a in parts.consts if a not in results), *read))]
+    program = around.replace(constvars=[], invars=read, outvars=results, eqns=[*moved])
+
+    def step(*values: Value) -> list[Value]:
+        known = dict(zip(map(id, consts), values, strict=False))
+        found = eval_jaxpr(program, [known[id(a)] for a in read])
+        known |= zip(map(id, results), found, strict=True)
+        own = [known[id(a)] for a in parts.consts]
+        return eval_closed(parts.body, [*own, *values[len(consts) :]])
+
+    rows = open_jaxpr(parts.body).invars[len(parts.consts) :]
+    body = trace_closed(step, *map(type_of, (*consts, *rows)))
+    widened = dataclasses.replace(parts, consts=consts)
+    return widened.closing_over(loop, body, range(len(consts)))
 
 
 def with_less_sorted(jaxpr: Jaxpr) -> Jaxpr:

@@ -221,6 +221,26 @@ def test_a_gated_cell() -> None:
     assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (p, *BATCH))
 
 
+def test_a_cell_that_joins_its_weights() -> None:
+    """JAX joins them once, outside of the loop that it differentiates."""
+
+    def loss_fn(p: Any, x: Any, y: Any) -> Any:
+        def cell(state: Any, row: Any) -> tuple[Any, Any]:
+            c, h = state
+            gates = row @ jnp.concatenate([p["ii"], p["if"], p["ig"], p["io"]], axis=-1)
+            gates += h @ jnp.concatenate([p["hi"], p["hf"], p["hg"], p["ho"]], axis=-1)
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (c, jax.nn.sigmoid(o) * jnp.tanh(c)), h
+
+        zeros = jnp.zeros((5, 2))
+        (_, h), _ = lax.scan(cell, (zeros, zeros), jnp.stack([x, x + 1.0]))
+        return jnp.mean((h - y) ** 2)
+
+    p = {f"i{gate}": _f(3, 2) for gate in "ifgo"} | {f"h{gate}": _f(2, 2) for gate in "ifgo"}
+    assert "jax.value_and_grad(loss_fn)(p)" in _text(_step(loss_fn), (p, *BATCH))
+
+
 def test_a_scale_that_follows_a_schedule() -> None:
     """One times a number of the schedule is no scaled loss whose derivative is the number."""
 
