@@ -21,7 +21,7 @@ from invert._private.collection import collected_rarely
 from invert._private.jax import close_like, eval_jaxpr, open_jaxpr, trace_closed
 from invert._report import Report
 from invert._verify import after_change, certify
-from invert.gradients.backward_passes import with_own_derivatives
+from invert.gradients.backward_passes import has_no_derivative, with_own_derivatives
 from invert.gradients.cache import without_rules
 from invert.gradients.loops import note_on_loops
 from invert.gradients.settle import GradientResolver, plain
@@ -86,7 +86,9 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         again = functools.partial(_again, platform=platform, config=config, defects=defects)
         with stage("gradients", "comparing gradients"):
             found = closed
-            if not entry.outside:  # TensorFlow's gradients are other programs than JAX's
+            # TensorFlow's gradients are other programs than JAX's.
+            forbidden = config.prevent_gradient == "error" and has_no_derivative(open_jaxpr(closed))
+            if forbidden or not entry.outside:
                 step = "the search for backward passes"
                 closed = optional_step(step, defects, with_own_derivatives, closed, again) or closed
             has_losses = closed is not found

@@ -111,6 +111,17 @@ def with_own_derivatives(closed: ClosedJaxpr, recognize: Recognize) -> ClosedJax
     return trace_closed(lambda *values: eval_jaxpr(traced, [*constants, *values]), *types)
 
 
+def has_no_derivative(program: Jaxpr) -> bool:
+    """Return whether each result forbids its derivative, as those of an export without gradients.
+
+    The derivative of what computes them does not count then.
+    """
+    graph = Graph(program)
+    results = [v for v in dict.fromkeys(program.outvars) if is_differentiable(v.aval)]
+    makers = [graph.producer(v, "custom_jvp_call") for v in results]
+    return bool(makers) and all(e and isinstance(traced_form.rule_of(e), str) for e in makers)
+
+
 def expanded(program: Jaxpr) -> Jaxpr:
     """A program with the equations of its backward passes, as JAX traces them."""
     if value_and_grad_p.name not in names_in(program):

@@ -365,6 +365,26 @@ def test_without_gradient():
     np.testing.assert_allclose(grad, np.cos(X), rtol=1e-6, atol=1e-6)
 
 
+def test_a_step_without_gradient():
+    """No derivative passes its results, so that stops inside of its loss may be JAX's."""
+
+    def loss_fn(w, x):
+        return -jnp.mean(jax.nn.log_softmax(jax.nn.relu(x @ w))[:, 0])
+
+    def step(w, x):
+        loss, slope = jax.value_and_grad(loss_fn)(w, x)
+        return w - 0.1 * slope, loss
+
+    w, x = np.eye(3, dtype=np.float32), np.ones((2, 3), np.float32)
+    tf_fn = tf.function(jax2tf.convert(step, with_gradient=False), autograph=False)
+    module = invert.roundtrip(tf_fn, w, x)
+    assert "jax.value_and_grad(loss_fn)(" in module.source
+    for found, wanted in zip(module(w, x), jax.jit(step)(w, x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(LookupError, match="does not support gradients"):
+        jax.grad(lambda w: module(w, x)[1])(w)
+
+
 def test_a_function_without_a_reverse_derivative_still_converts():
     def f(x):
         return lax.while_loop(lambda c: c[1] < x[0], lambda c: (c[0] * 2, c[1] + 1), (x, 0.0))[0]
