@@ -117,7 +117,8 @@ def has_no_derivative(program: Jaxpr) -> bool:
     The derivative of what computes them does not count then.
     """
     graph = Graph(program)
-    results = [v for v in dict.fromkeys(program.outvars) if is_differentiable(v.aval)]
+    outvars = dict.fromkeys(filter(is_var, program.outvars))
+    results = [v for v in outvars if is_differentiable(v.aval)]
     makers = [graph.producer(v, "custom_jvp_call") for v in results]
     return bool(makers) and all(e and isinstance(traced_form.rule_of(e), str) for e in makers)
 
