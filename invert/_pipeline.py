@@ -87,8 +87,9 @@ def recover(entry: EntryPoint, avals: Sequence[Aval], config: Config) -> Special
         with stage("gradients", "comparing gradients"):
             found = closed
             # TensorFlow's gradients are other programs than JAX's.
-            forbidden = config.prevent_gradient == "error" and has_no_derivative(open_jaxpr(closed))
-            if forbidden or not entry.outside:
+            if not entry.outside or (
+                config.prevent_gradient == "error" and has_no_derivative(open_jaxpr(closed))
+            ):
                 step = "the search for backward passes"
                 closed = optional_step(step, defects, with_own_derivatives, closed, again) or closed
             has_losses = closed is not found

@@ -120,7 +120,13 @@ def has_no_derivative(program: Jaxpr) -> bool:
     outvars = dict.fromkeys(filter(is_var, program.outvars))
     results = [v for v in outvars if is_differentiable(v.aval)]
     makers = [graph.producer(v, "custom_jvp_call") for v in results]
-    return bool(makers) and all(e and isinstance(traced_form.rule_of(e), str) for e in makers)
+    return bool(makers) and all(e is not None and _forbids(e) for e in makers)
+
+
+def _forbids(eqn: Eqn) -> bool:
+    """Return whether a function only forbids the derivative of its operand."""
+    is_identity = not open_jaxpr(eqn.params["call_jaxpr"]).eqns
+    return is_identity and isinstance(traced_form.rule_of(eqn), str)
 
 
 def expanded(program: Jaxpr) -> Jaxpr:
