@@ -205,7 +205,7 @@ def _with_losses(program: Jaxpr, recognize: Recognize, fits: Callable[[Jaxpr], b
     for scaled, number in _with_scaled_numbers(found):
         graph = Graph(scaled)
         apart = _Apart.of(graph, [number])
-        # Another loss has the number: only the derivative of the scaling is left, which is no loss.
+        # The number belongs to a loss that was found; only the scaling would be differentiated.
         if not {*apart.given}.isdisjoint(graph.producers[number].invars):
             continue
         if (derived := apart.searched([number], recognize, fits)) is not None:
@@ -810,7 +810,7 @@ def _squared(x: Value) -> list[Value]:
 
 
 def _parted(x: Value, *, sizes: Sequence[int], axis: int) -> list[Value]:
-    """The parts of an array, of which a derivative may read one alone."""
+    """The parts of an array; a derivative may read only one of them."""
     parts, start = list[Value](), 0
     for size in sizes:
         starts = [start if i == axis else 0 for i in range(x.ndim)]

@@ -438,7 +438,7 @@ class GradientResolver:
     def _adjusted(self, region: MarkedRegion, raw: ClosedJaxpr) -> Rule | None:
         """A variant of the region whose autodiff agrees, in which derivatives stop or pass."""
         variants = [region, *([region.promising()] if clipping(region.forward) else ())]
-        searched: set[int] = set()  # starts whose stops, if promised bounds, are not proved either
+        searched: set[int] = set()  # starts whose stops were tried with promised bounds, too
         for variant in variants:
             passed = list(with_passed_derivatives(variant))
             through = "agrees with autodiff, passed straight through roundings"

@@ -50,8 +50,8 @@ from invert.ir.types import (
     Var,
 )
 
-# Each candidate is a run of the gradient. Of larger programs, candidates are the values that only
-# arguments of wrong gradient reach, or, if these or their arrays are too many, arguments alone.
+# Each candidate is a run of the gradient. In larger programs, candidates are the values that only
+# arguments with a wrong gradient reach or, if there are too many of these, arguments alone.
 _MAX_PLACES, _MAX_APART = 192, 384
 _MAX_COMPUTED = 1 << 28
 # The most stops that are found together, and the alternatives that are followed at each.
@@ -300,9 +300,9 @@ def with_stops(region: MarkedRegion, raw: AnyJaxpr, x64: bool) -> Iterator[Marke
     Each step of the search adds the place that makes most results right. Where no single place
     does, as in a VQ-VAE, where several terms of one loss stop each other's gradients, it adds those
     that come closest. It runs at one choice of the open sizes; the result is proved for all of
-    them. In large programs, only values are stopped that no argument of right gradient reaches, or,
-    if these are many, arguments that have no gradient. There are none for programs that might run
-    forever.
+    them. In large programs, it stops only values that no argument with the right gradient reaches
+    or, if there are too many of them, arguments without a gradient. There are none for programs
+    that might run forever.
 
     The places are tried with promised bounds, too: the gradient that they reproduce is the same
     where indices are in bounds, and a search takes long.

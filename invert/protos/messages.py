@@ -156,7 +156,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 
 _LONGEST_FAULT = 200
-# The parser takes 150 bytes for each space of a row.
+# The parser needs 150 bytes for each space in a row.
 _LONGEST_SPACE = 1 << 20
 
 

@@ -141,8 +141,7 @@ def test_biases_that_are_broadcast_first(activation: Callable[..., Any]) -> None
 
 
 def test_a_bias_of_one_number() -> None:
-    """Libraries reshape it; the derivative of a broadcast is another one. A norm of all gradients
-    squares it like the others."""
+    """Libraries reshape it, and a norm of all gradients squares it like the others."""
 
     def loss_fn(p: Any, x: Any, y: Any) -> Any:
         h = jnp.tanh(x @ p["w"]) @ p["o"] + p["b"].reshape(1, 1)
